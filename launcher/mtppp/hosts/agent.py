@@ -1,0 +1,439 @@
+"""Runs on a node: reads one JSON request on standard input, answers with one JSON object.
+
+The source of this file is sent along with every request and executed by the node's own python,
+so nothing is installed and no old version can linger. Standard library only, Python 3.8 or newer.
+
+Requests travel on standard input because the environment of a process may hold secrets, and a
+command line can be read by every user of the machine. A request is `{"op": name, ...}`; the
+functions named `op_*` below are the operations, their parameters the request's other keys.
+
+Ownership: every process that mtppp starts has `MTPPP_RUN_DIR=<its run directory>` in its
+environment, inherited by all its descendants. That mark, not a name or a process group, says
+what belongs to a deployment: Ray's workers leave the group of the raylet that forked them.
+"""
+
+import base64
+import glob
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+MARK = "MTPPP_RUN_DIR"
+PROCESSES = "processes.json"
+# What a started process keeps of the login environment; everything else comes from the Plan, so
+# that a variable in somebody's shell profile cannot make one node differ from another.
+KEPT = frozenset(
+    "PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR LD_LIBRARY_PATH CUDA_HOME"
+    " HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy"
+    " SSL_CERT_FILE REQUESTS_CA_BUNDLE OPENBLAS_CORETYPE".split()
+)
+
+
+# ---- facts ---------------------------------------------------------------------------------
+
+
+def op_facts(address, model_path, ports):
+    """Everything the launcher must know of a node before it plans or changes anything."""
+    return {
+        "hostname": socket.gethostname(),
+        "user": _user(),
+        "uid": os.getuid(),
+        "python": sys.executable,
+        "python_version": platform.python_version(),
+        "versions": {name: _version(name) for name in ("vllm", "ray", "torch")},
+        "interface": _interface_of(address),
+        "addresses": sorted(_addresses()),
+        "gpus": _gpus(),
+        "ports_taken": [port for port in ports if not _can_bind(address, port)],
+        "shm_bytes": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
+        "model_config": _model_config(model_path),
+    }
+
+
+def _user():
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _addresses():
+    """(interface, address) of this node, IPv4 and IPv6, by asking `ip`; else only by the kernel's
+    IPv4 ioctl, which needs no program."""
+    try:
+        shown = subprocess.run(
+            ["ip", "-j", "address", "show"], capture_output=True, check=True, timeout=20
+        ).stdout
+        for link in json.loads(shown):
+            for entry in link.get("addr_info", []):
+                yield link["ifname"], entry["local"]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        yield from _ipv4_addresses()
+
+
+def _ipv4_addresses():
+    import fcntl
+    import struct
+
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), siocgifaddr, request)
+            except OSError:
+                continue
+            yield name, socket.inet_ntoa(answer[20:24])
+
+
+def _interface_of(address):
+    for name, held in _addresses():
+        if held == address:
+            return name
+    # All of 127.0.0.0/8 belongs to the loopback interface though only 127.0.0.1 is listed.
+    return "lo" if address.startswith("127.") else None
+
+
+def _gpus():
+    """Names of the GPUs that the driver shows, [] without a driver."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        ).stdout.decode()
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line.strip() for line in listed.splitlines() if line.strip()]
+
+
+def _can_bind(address, port):
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do; without it a port in TIME_WAIT would count as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError:
+            return False
+        # A listener on the wildcard address lets a bind to one address pass on some kernels only
+        # until it listens.
+        try:
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _model_config(path):
+    """The text of PATH/config.json; None when there is none, or no path was asked for."""
+    if path is None:
+        return None
+    try:
+        with open(os.path.join(os.path.expanduser(path), "config.json"), encoding="utf-8") as f:
+            return f.read()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+# ---- files ---------------------------------------------------------------------------------
+
+
+def op_write(directory, files):
+    """Write files below `directory`, each `{"path", "data" (base64), "mode"}`, whole or not."""
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    if os.stat(directory).st_uid != os.getuid():
+        raise AgentError("%s belongs to another user" % directory)
+    for file in files:
+        path = os.path.join(directory, file["path"])
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        _replace(path, base64.b64decode(file["data"]), file["mode"])
+    return {}
+
+
+def _replace(path, data, mode):
+    temporary = "%s.%d" % (path, os.getpid())
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+
+
+def op_exists(path):
+    return {"exists": os.path.exists(path)}
+
+
+def op_read(pattern, limit):
+    """The files that match a glob, as `{path: text}`; of a longer file the last `limit` bytes."""
+    return {"files": {path: _tail(path, limit) for path in sorted(glob.glob(pattern))}}
+
+
+def _tail(path, limit):
+    try:
+        with open(path, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - limit))
+            return f.read(limit).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def op_remove(path):
+    """Remove a directory below a run directory's parent; refuses anything else."""
+    parent = "/var/tmp/mtppp-%d/" % os.getuid()
+    if not os.path.realpath(path).startswith(parent):
+        raise AgentError("%s is not below %s" % (path, parent))
+    shutil.rmtree(path, ignore_errors=True)
+    return {"gone": not os.path.exists(path)}
+
+
+# ---- processes -----------------------------------------------------------------------------
+
+
+def op_start(role, argv, env, directory, log):
+    """Start a long-lived process that outlives this session, and record it in the run directory.
+
+    The record is written before the answer is given: a launcher that dies in between leaves
+    nothing unknown.
+    """
+    with open(os.path.join(directory, log), "ab") as out:
+        started = subprocess.Popen(
+            argv,
+            env=_environment(env),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    entry = {
+        "role": role,
+        "pid": started.pid,
+        "started": _start_time(started.pid),
+        "log": os.path.join(directory, log),
+    }
+    _record(directory, _recorded(directory) + [entry])
+    return entry
+
+
+def op_run(argv, env, directory, timeout):
+    """Run a command to its end; its environment is not seen on any command line."""
+    try:
+        done = subprocess.run(
+            argv,
+            env=_environment(env),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as expired:
+        out, err = expired.stdout or b"", expired.stderr or b""
+        return {"status": None, "stdout": _text(out), "stderr": _text(err)}
+    return {"status": done.returncode, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
+
+
+def _text(data):
+    return data.decode("utf-8", "replace")
+
+
+def _environment(planned):
+    kept = {name: value for name, value in os.environ.items() if name in KEPT}
+    return dict(kept, **planned)
+
+
+def op_processes(directory):
+    """What runs here for a run directory: what was recorded, and all that bears its mark."""
+    marked = _marked(directory)
+    recorded = [dict(entry, alive=_is_alive(entry)) for entry in _recorded(directory)]
+    return {
+        "recorded": recorded,
+        "marked": [{"pid": pid, "command": _command(pid)} for pid in marked],
+        "shared_memory": _shared_memory(marked),
+    }
+
+
+def op_stop(directory, grace, shared_memory):
+    """End all that belongs to a run directory; then its shared memory.
+
+    First the recorded processes, youngest first, get SIGTERM, so that a server ends its engine
+    and Ray its workers; what is left after `grace` seconds gets SIGKILL. `shared_memory` names
+    further segments known to be ours, of processes that died before this was called.
+    """
+    owned = set(shared_memory) | set(_shared_memory(_marked(directory)))
+    for entry in reversed(_recorded(directory)):
+        if not _is_alive(entry):
+            continue
+        _signal(entry["pid"], signal.SIGTERM)
+        _wait_until(lambda entry=entry: not _is_alive(entry), grace)
+    killed = []
+    deadline = time.monotonic() + 20
+    while True:
+        marked = _marked(directory)
+        owned.update(_shared_memory(marked))
+        if not marked or time.monotonic() > deadline:
+            break
+        killed.extend(_command(pid) for pid in marked)
+        for pid in marked:
+            _signal(pid, signal.SIGKILL)
+        _wait_until(lambda: not _marked(directory), 2)
+    return {
+        "killed": killed,
+        "left": [{"pid": pid, "command": _command(pid)} for pid in _marked(directory)],
+        "unlinked": _unlink(owned),
+    }
+
+
+def _recorded(directory):
+    try:
+        with open(os.path.join(directory, PROCESSES), encoding="utf-8") as f:
+            return json.load(f)
+    except FileNotFoundError:
+        return []
+
+
+def _record(directory, entries):
+    _replace(os.path.join(directory, PROCESSES), json.dumps(entries, indent=1).encode(), 0o600)
+
+
+def _start_time(pid):
+    """Clock ticks between boot and the start of a process: with its number, its identity."""
+    try:
+        with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as f:
+            # The command name, in parentheses, may hold spaces and parentheses itself.
+            return int(f.read().rpartition(")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _is_zombie(pid):
+    try:
+        with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as f:
+            return f.read().rpartition(")")[2].split()[0] == "Z"
+    except (OSError, IndexError):
+        return True
+
+
+def _is_alive(entry):
+    pid = entry["pid"]
+    return (
+        entry["started"] is not None
+        and _start_time(pid) == entry["started"]
+        and not _is_zombie(pid)
+    )
+
+
+def _marked(directory):
+    """Numbers of the live processes that have the run directory in their environment."""
+    mark = ("%s=%s" % (MARK, directory)).encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open("/proc/%s/environ" % name, "rb") as f:
+                held = mark in f.read().split(b"\0")
+        except OSError:
+            continue
+        if held and not _is_zombie(int(name)):
+            found.append(int(name))
+    return found
+
+
+def _command(pid):
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as f:
+            return f.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()[:200]
+    except OSError:
+        return ""
+
+
+def _shared_memory(pids):
+    """Segments in /dev/shm that these processes have mapped or open."""
+    found = set()
+    for pid in pids:
+        try:
+            with open("/proc/%d/maps" % pid, encoding="utf-8", errors="replace") as f:
+                for line in f:
+                    path = line.split(None, 5)[-1].strip()
+                    if path.startswith("/dev/shm/"):
+                        found.add(path)
+        except OSError:
+            continue
+        for descriptor in glob.glob("/proc/%d/fd/*" % pid):
+            try:
+                path = os.readlink(descriptor)
+            except OSError:
+                continue
+            if path.startswith("/dev/shm/"):
+                found.add(path)
+    return sorted(path for path in found if not path.endswith(" (deleted)"))
+
+
+def _unlink(paths):
+    """Remove segments that no process maps any more."""
+    everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    in_use = set(_shared_memory(everybody))
+    removed = []
+    for path in sorted(paths):
+        if path in in_use:
+            continue
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+        removed.append(path)
+    return removed
+
+
+def _signal(pid, number):
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+# ---- the request ---------------------------------------------------------------------------
+
+
+class AgentError(Exception):
+    """The request cannot be carried out; the message is for a person."""
+
+
+def main():
+    request = json.load(sys.stdin)
+    operation = globals()["op_" + request.pop("op")]
+    try:
+        answer = {"answer": operation(**request)}
+    except (AgentError, OSError) as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
+    sys.stdout.write("\n")
+
+
+main()

@@ -1,0 +1,56 @@
+"""What is known of a host before anything on it is planned or changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """One host as its own python saw it.
+
+    Attributes:
+        hostname, user, uid: who we are there.
+        python: absolute path of the interpreter that answered.
+        python_version: such as "3.11.7".
+        versions: of the distributions vllm, ray and torch; None where not installed.
+        interface: the network interface that holds the node's cluster address; None if none does.
+        addresses: (interface, address) pairs of the host.
+        gpus: names of the GPUs the driver shows.
+        ports_taken: those of the asked ports that something else holds.
+        shm_bytes: size of /dev/shm.
+        model_config: text of the model's config.json there; None if there is none.
+    """
+
+    hostname: str
+    user: str
+    uid: int
+    python: str
+    python_version: str
+    versions: Mapping[str, str | None]
+    interface: str | None
+    addresses: tuple[tuple[str, str], ...]
+    gpus: tuple[str, ...]
+    ports_taken: tuple[int, ...]
+    shm_bytes: int
+    model_config: str | None
+
+    @classmethod
+    def from_answer(cls, answer: Mapping[str, Any]) -> HostFacts:
+        """From the agent's answer to `facts`."""
+        return cls(
+            **{
+                **answer,
+                "addresses": tuple((name, address) for name, address in answer["addresses"]),
+                "gpus": tuple(answer["gpus"]),
+                "ports_taken": tuple(answer["ports_taken"]),
+            }
+        )
+
+    @property
+    def vllm_release(self) -> str | None:
+        """vLLM's release without a local part: "0.32.0" for "0.32.0+cpu"."""
+        version = self.versions["vllm"]
+        return None if version is None else version.partition("+")[0]
