@@ -45,6 +45,7 @@ def op_facts(address, model_path, ports):
         "hostname": socket.gethostname(),
         "user": _user(),
         "uid": os.getuid(),
+        "path": os.environ.get("PATH", os.defpath),
         "python": sys.executable,
         "python_version": platform.python_version(),
         "versions": {name: _version(name) for name in ("vllm", "ray", "torch")},
@@ -196,13 +197,27 @@ def _tail(path, limit):
         return ""
 
 
-def op_remove(path):
-    """Remove a directory below a run directory's parent; refuses anything else."""
-    parent = "/var/tmp/mtppp-%d/" % os.getuid()
-    if not os.path.realpath(path).startswith(parent):
-        raise AgentError("%s is not below %s" % (path, parent))
-    shutil.rmtree(path, ignore_errors=True)
-    return {"gone": not os.path.exists(path)}
+def op_clear(directory, ray_directory, names):
+    """After the processes have ended: remove these names from a run directory, and Ray's temp-dir.
+
+    Ray's logs are moved into the run directory, for whoever asks why it failed.
+    """
+    for path in (directory, ray_directory):
+        if not os.path.realpath(path).startswith("/var/tmp/mtppp-%d/" % os.getuid()):
+            raise AgentError("%s is not a directory of mtppp's" % path)
+    sessions = sorted(glob.glob(os.path.join(ray_directory, "session_2*", "logs")))
+    if sessions and os.path.isdir(directory):
+        kept = os.path.join(directory, "ray-logs")
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.move(sessions[-1], kept)
+    shutil.rmtree(ray_directory, ignore_errors=True)
+    for name in names:
+        path = os.path.join(directory, name)
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.exists(path):
+            os.unlink(path)
+    return {}
 
 
 # ---- processes -----------------------------------------------------------------------------
@@ -212,9 +227,12 @@ def op_start(role, argv, env, directory, log):
     """Start a long-lived process that outlives this session, and record it in the run directory.
 
     The record is written before the answer is given: a launcher that dies in between leaves
-    nothing unknown.
+    nothing unknown. The log of the process's predecessor is kept as `LOG.1`.
     """
-    with open(os.path.join(directory, log), "ab") as out:
+    path = os.path.join(directory, log)
+    if os.path.exists(path):
+        os.replace(path, path + ".1")
+    with open(path, "wb") as out:
         started = subprocess.Popen(
             argv,
             env=_environment(env),
@@ -228,7 +246,7 @@ def op_start(role, argv, env, directory, log):
         "role": role,
         "pid": started.pid,
         "started": _start_time(started.pid),
-        "log": os.path.join(directory, log),
+        "log": path,
     }
     _record(directory, _recorded(directory) + [entry])
     return entry

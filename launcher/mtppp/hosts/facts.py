@@ -13,6 +13,7 @@ class HostFacts:
 
     Attributes:
         hostname, user, uid: who we are there.
+        path: PATH of a login there.
         python: absolute path of the interpreter that answered.
         python_version: such as "3.11.7".
         versions: of the distributions vllm, ray and torch; None where not installed.
@@ -27,6 +28,7 @@ class HostFacts:
     hostname: str
     user: str
     uid: int
+    path: str
     python: str
     python_version: str
     versions: Mapping[str, str | None]

@@ -79,9 +79,17 @@ class Node:
         answer = self._ask({"op": "read", "pattern": pattern, "limit": limit}, timeout=60)
         return dict(answer["files"])
 
-    def remove(self, path: str) -> None:
-        if not self._ask({"op": "remove", "path": path}, timeout=60)["gone"]:
-            raise RemoteCommandFailed(self.host, f"{path} could not be removed")
+    def clear(self, directory: str, ray_directory: str, names: Sequence[str]) -> None:
+        """Remove `names` from a run directory and Ray's temp-dir, keeping Ray's logs."""
+        self._ask(
+            {
+                "op": "clear",
+                "directory": directory,
+                "ray_directory": ray_directory,
+                "names": list(names),
+            },
+            timeout=60,
+        )
 
     def start(
         self, *, role: str, argv: Sequence[str], env: Mapping[str, str], directory: str, log: str

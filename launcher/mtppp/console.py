@@ -1,0 +1,80 @@
+"""What a person sees while steps run: one line per step, on standard error.
+
+Readable without colour and without a terminal; `NO_COLOR` is respected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+
+from mtppp.errors import MtpppError
+
+
+class Step:
+    """The step that is running; `note` is shown behind its title."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self.title = title
+        self.note = ""
+
+    def progress(self, text: str) -> None:
+        """Say what is happening right now; on a terminal it replaces what was said before."""
+        self._console.show_progress(self.title, text)
+
+
+class Console:
+    """Prints steps and errors to standard error."""
+
+    def __init__(self) -> None:
+        self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._status = self._rich.status("") if self._rich.is_terminal else None
+        self._said = ""
+
+    @contextmanager
+    def step(self, title: str) -> Iterator[Step]:
+        """A step: its title while it runs, then one line with what came of it and how long."""
+        step = Step(self, title)
+        started = time.monotonic()
+        self.show_progress(title, "")
+        try:
+            yield step
+        except BaseException:
+            self._end("✗", "red", step, started)
+            raise
+        self._end("✓", "green", step, started)
+
+    def show_progress(self, title: str, text: str) -> None:
+        line = f"{title:<14} {text}".rstrip()
+        if self._status is not None:
+            self._status.update(escape(line))
+            self._status.start()
+        elif text and text != self._said:
+            self._rich.print(f"  … {escape(line)}")
+        self._said = text
+
+    def _end(self, mark: str, colour: str, step: Step, started: float) -> None:
+        if self._status is not None:
+            self._status.stop()
+        seconds = time.monotonic() - started
+        self._rich.print(
+            f"  [{colour}]{mark}[/] {step.title:<14} {escape(step.note)}"
+            f"{'  ' if step.note else ''}[dim]({seconds:.1f} s)[/]"
+        )
+
+    def say(self, text: str) -> None:
+        """One line, as it is."""
+        self._rich.print(escape(text))
+
+    def error(self, error: MtpppError) -> None:
+        """An error as a person needs it: what and where, the lines that matter, what to do."""
+        self._rich.print(f"[bold red]error:[/] {escape(error.message)}")
+        for line in error.details:
+            self._rich.print(f"  [dim]│[/] {escape(line)}")
+        if error.hint:
+            self._rich.print(f"[bold]hint:[/] {escape(error.hint)}")

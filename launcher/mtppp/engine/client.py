@@ -1,0 +1,150 @@
+"""A vLLM server's HTTP API, as far as a launch needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from mtppp.errors import MtpppError
+
+_SAMPLE = re.compile(
+    r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)", re.MULTILINE
+)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class EngineError(MtpppError):
+    """The server did not answer, or not with what was asked."""
+
+
+class NotReachable(EngineError):
+    """No connection, or no answer in time."""
+
+
+class BadAnswer(EngineError):
+    """An HTTP error status, or a body that is not what the API promises.
+
+    Attributes:
+        status: the HTTP status.
+    """
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What came back of one request: text, number of generated tokens, and why it ended."""
+
+    text: str
+    tokens: int
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Counters of speculative decoding since the server started.
+
+    Attributes:
+        drafts: verification steps that had drafts.
+        accepted: accepted draft tokens at positions 0, 1, ...
+    """
+
+    drafts: int
+    accepted: tuple[int, ...]
+
+
+class EngineClient:
+    """Talks to one server.
+
+    The operator's HTTP proxy is not used: cluster addresses are not reached through it.
+
+    Args:
+        base_url: such as "http://10.0.0.1:8000".
+        timeout: seconds for one answer.
+        headers: sent with each request, an Authorization for instance.
+    """
+
+    def __init__(
+        self, base_url: str, *, timeout: float = 60.0, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.base_url = base_url
+        self._http = httpx.Client(
+            base_url=base_url, timeout=timeout, headers=dict(headers or {}), trust_env=False
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def healthy(self) -> bool:
+        """Whether the server answers and says that its engine lives.
+
+        False also while nothing listens yet. True does not mean that tokens come: a hung engine
+        stays healthy.
+        """
+        try:
+            return self._http.get("/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def models(self) -> list[str]:
+        """Names under which the server serves its model."""
+        return [entry["id"] for entry in self._get("/v1/models").json()["data"]]
+
+    def complete(self, model: str, prompt: str | list[int], **sampling: Any) -> Generated:
+        """One completion of a text or of token ids."""
+        body = self._post("/v1/completions", {"model": model, "prompt": prompt, **sampling})
+        choice = body["choices"][0]
+        return Generated(choice["text"], body["usage"]["completion_tokens"], choice["finish_reason"])
+
+    def chat(self, model: str, question: str, **sampling: Any) -> Generated:
+        """One answer to one user message."""
+        messages = [{"role": "user", "content": question}]
+        body = self._post("/v1/chat/completions", {"model": model, "messages": messages, **sampling})
+        choice = body["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or message.get("reasoning") or ""
+        return Generated(text, body["usage"]["completion_tokens"], choice["finish_reason"])
+
+    def acceptance(self) -> Acceptance:
+        """Speculative decoding's counters, from /metrics."""
+        text = self._get("/metrics").text
+        drafts = 0.0
+        accepted: dict[int, float] = {}
+        for match in _SAMPLE.finditer(text):
+            labels = dict(_LABEL.findall(match["labels"] or ""))
+            if match["name"] == "vllm:spec_decode_num_drafts_total":
+                drafts += float(match["value"])
+            if match["name"] == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+                position = int(labels["position"])
+                accepted[position] = accepted.get(position, 0.0) + float(match["value"])
+        return Acceptance(int(drafts), tuple(int(accepted[p]) for p in sorted(accepted)))
+
+    def _get(self, path: str) -> httpx.Response:
+        return self._checked(self._http.build_request("GET", path))
+
+    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        response = self._checked(self._http.build_request("POST", path, json=dict(body)))
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def _checked(self, request: httpx.Request) -> httpx.Response:
+        try:
+            response = self._http.send(request)
+        except httpx.TimeoutException:
+            raise NotReachable(
+                f"{request.url} gave no answer in {self._http.timeout.read:g} s"
+            ) from None
+        except httpx.HTTPError as error:
+            raise NotReachable(f"{request.url}: {error}") from None
+        if response.status_code != 200:
+            raise BadAnswer(
+                f"{request.url} answered {response.status_code}: {response.text[:300]}",
+                status=response.status_code,
+            )
+        return response

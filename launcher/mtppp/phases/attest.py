@@ -1,0 +1,109 @@
+"""Read back what every rank says it is, and compare it with the Plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mtppp.console import Step
+from mtppp.errors import MtpppError, RemoteCommandFailed
+from mtppp.hosts.node import File
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.stop import SHARED_MEMORY_FILE
+from mtppp.plan.plan import Plan
+
+
+class Attest(WithoutTrace):
+    title = "attest"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        attested: dict[int, dict[str, Any]] = {}
+        members = deployment.members
+
+        def read(index: int) -> None:
+            node, planned = members[index]
+            for path, text in node.read(f"{planned.directory}/attest/rank-*.json").items():
+                try:
+                    record = json.loads(text)
+                except ValueError:
+                    raise RemoteCommandFailed(node.host, f"{path} is not JSON") from None
+                attested[record["rank"]] = record | {"node": index}
+            mapped = node.processes(planned.directory)["shared_memory"]
+            node.write(planned.directory, [File(SHARED_MEMORY_FILE, json.dumps(mapped).encode())])
+
+        on_each(range(len(members)), read)
+        found = list(differences(deployment.plan, attested))
+        if found:
+            raise MtpppError(
+                "the ranks are not what was planned",
+                details=found,
+                hint="this would serve something else than the file says; it was stopped",
+            )
+        step.note = f"{len(attested)} ranks are as planned"
+
+
+def differences(plan: Plan, attested: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+    """Where ranks differ from the Plan, one line each.
+
+    Args:
+        attested: by rank; `node` is the index of the node whose run directory held the record.
+    """
+    for rank in plan.ranks:
+        record = attested.get(rank.rank)
+        if record is None:
+            yield f"rank {rank.rank} has not attested"
+            continue
+        stage = plan.stages[rank.stage]
+        layers = list(range(stage.first_layer, stage.last_layer + 1))
+        address = plan.nodes[rank.node].address
+        wanted = {
+            "node": rank.node,
+            "address": address,
+            "stage": rank.stage,
+            "tensor_rank": rank.tensor_rank,
+            "layers": layers,
+            "async_scheduling": True,
+            "executor": "ray",
+            "plugins": plan.nodes[rank.node].plugins.rpartition("/")[2],
+            "displaced": [],
+        }
+        for what, planned in wanted.items():
+            if record.get(what) != planned:
+                yield (
+                    f"rank {rank.rank}: {what} is {_short(record.get(what))},"
+                    f" planned is {_short(planned)}"
+                )
+        if bool(record.get("drafter")) != stage.drafter:
+            yield (
+                f"rank {rank.rank} of stage {rank.stage} has"
+                f" {'a' if record.get('drafter') else 'no'} drafter"
+            )
+        if not str(record.get("runner", "")).startswith("vllm.v1.worker.gpu."):
+            yield f"rank {rank.rank}: runs {record.get('runner')}, not the V2 model runner"
+        if sorted(record.get("patches", {})) != sorted(plan.patches):
+            yield (
+                f"rank {rank.rank}: has the patches {', '.join(sorted(record.get('patches', {})))};"
+                f" planned are {', '.join(sorted(plan.patches))}"
+            )
+    for rank_number in sorted(set(attested) - {rank.rank for rank in plan.ranks}):
+        yield f"rank {rank_number} attested, but is not in the Plan"
+
+
+def _short(value: object) -> str:
+    """Layers as "0-2,7", everything else as it is."""
+    if not (isinstance(value, list) and value and all(isinstance(item, int) for item in value)):
+        return str(value)
+    return ",".join(_ranges(value))
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    first = previous = numbers[0]
+    for number in [*numbers[1:], None]:
+        if number is not None and number == previous + 1:
+            previous = number
+            continue
+        yield str(first) if first == previous else f"{first}-{previous}"
+        if number is not None:
+            first = previous = number

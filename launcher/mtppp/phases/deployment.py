@@ -1,0 +1,61 @@
+"""What the steps of one command share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mtppp.cluster import Cluster
+from mtppp.hosts.facts import HostFacts
+from mtppp.hosts.node import Node
+from mtppp.model.facts import ModelFacts
+from mtppp.plan.plan import Command, NodePlan, Plan
+from mtppp.plan.plugins import PluginBundle, bundle
+
+
+@dataclass
+class Deployment:
+    """One deployment while a command works on it.
+
+    Attributes:
+        cluster: the file.
+        nodes: one for each node of the file, in its order.
+        secrets: values of the file's `secrets`, from the operator's environment.
+        model: facts of the model; known once its configuration was found.
+        facts: of the hosts, in the same order; empty until they were asked.
+        planned: None until it was made.
+    """
+
+    cluster: Cluster
+    nodes: list[Node]
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    model: ModelFacts | None = None
+    facts: list[HostFacts] = field(default_factory=list)
+    planned: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan; it is a mistake of ours to ask before it was made."""
+        assert self.planned is not None
+        return self.planned
+
+    @cached_property
+    def plugins(self) -> PluginBundle:
+        """What is shipped to the nodes."""
+        cpu = self.cluster.runtime.device == "cpu"
+        return bundle(["mtppp_patches", "mtppp_cpu"] if cpu else ["mtppp_patches"])
+
+    @property
+    def members(self) -> list[tuple[Node, NodePlan]]:
+        """Each node with its part of the Plan."""
+        return list(zip(self.nodes, self.plan.nodes, strict=True))
+
+    @property
+    def head(self) -> tuple[Node, NodePlan]:
+        """The first of `members`."""
+        return self.members[0]
+
+    def environment(self, command: Command) -> dict[str, str]:
+        """The environment to start a command with: the planned one and the secrets."""
+        return {**command.env, **self.secrets}

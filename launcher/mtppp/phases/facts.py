@@ -1,0 +1,123 @@
+"""Ask every host what it is, and compare that with what the file needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from mtppp.cluster import Cluster
+from mtppp.console import Step
+from mtppp.errors import MtpppError
+from mtppp.hosts.facts import HostFacts
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.plan import directories
+from mtppp.plan.build import node_ports
+from mtppp.plan.ports import listened
+
+MINIMUM_RAY = (2, 60)
+
+
+class GatherFacts(WithoutTrace):
+    """Facts of all hosts. Nothing on a host has been changed yet when this fails."""
+
+    title = "hosts"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        deployment.facts = gather(deployment)
+        _refuse_if_running(deployment)
+        found = list(problems(deployment.cluster, deployment.facts))
+        if found:
+            raise MtpppError(
+                "the hosts are not as the file says" if len(found) > 1 else found[0],
+                details=found if len(found) > 1 else (),
+                hint="nothing was started; correct the hosts or the file, then launch again",
+            )
+        first = deployment.facts[0]
+        step.note = (
+            f"vLLM {first.versions['vllm']}, Ray {first.versions['ray']},"
+            f" Python {first.python_version}"
+        )
+
+
+def gather(deployment: Deployment) -> list[HostFacts]:
+    """Facts of every host, in the order of the file."""
+    cluster = deployment.cluster
+    answers: dict[int, HostFacts] = {}
+    ports = node_ports(cluster)
+
+    def ask(index: int) -> None:
+        head = index == 0
+        answers[index] = deployment.nodes[index].facts(
+            address=cluster.nodes[index].address,
+            model_path=cluster.model.id if cluster.model.is_path else None,
+            ports=[*listened(ports[index], head=head), *([cluster.serve.port] if head else [])],
+        )
+
+    on_each(range(len(deployment.nodes)), ask)
+    return [answers[index] for index in range(len(deployment.nodes))]
+
+
+def _refuse_if_running(deployment: Deployment) -> None:
+    for index, node in enumerate(deployment.nodes):
+        name = deployment.cluster.name
+        directory = directories.run_directory(deployment.facts[index].uid, name, index)
+        running = node.processes(directory)["marked"]
+        if running:
+            raise MtpppError(
+                f"{node.host}: {len(running)} processes of deployment {name!r} are running",
+                hint=f"`mtppp stop {name}` ends them",
+            )
+
+
+def problems(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:
+    """What on the hosts is not as the file needs it; one line each, with the host's name."""
+    for index, (node, fact) in enumerate(zip(cluster.nodes, facts, strict=True)):
+        for problem in _problems_of(cluster, index, fact):
+            yield f"{node.host}: {problem}"
+    yield from _differences(cluster, facts)
+
+
+def _problems_of(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str]:
+    node = cluster.nodes[index]
+    if facts.vllm_release is None:
+        yield f"{facts.python} has no vLLM; runtime.vllm asks for {cluster.runtime.vllm}"
+    elif facts.vllm_release != cluster.runtime.vllm:
+        yield (
+            f"{facts.python} has vLLM {facts.vllm_release};"
+            f" runtime.vllm asks for {cluster.runtime.vllm}"
+        )
+    ray = facts.versions["ray"]
+    if ray is None:
+        yield f"{facts.python} has no Ray; vLLM's own images have had none since 0.19"
+    elif _version(ray) < MINIMUM_RAY:
+        yield f"Ray {ray} is too old: token authentication needs 2.60 or newer"
+    if facts.interface is None:
+        held = ", ".join(f"{name} {address}" for name, address in facts.addresses)
+        yield f"no interface has the address {node.address}; it has {held}"
+    if cluster.runtime.device == "cuda" and len(facts.gpus) < node.gpus:
+        yield f"nodes[{index}].gpus is {node.gpus}, but the driver shows {len(facts.gpus)} GPUs"
+    if facts.ports_taken:
+        taken = ", ".join(str(port) for port in facts.ports_taken)
+        yield f"something else listens on {taken}; set ray.base_port or serve.port to free ones"
+    if cluster.model.is_path and facts.model_config is None:
+        yield f"there is no {cluster.model.id}/config.json"
+
+
+def _differences(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:
+    compared: dict[str, Callable[[HostFacts], str | None]] = {
+        "Ray": lambda fact: fact.versions["ray"],
+        "torch": lambda fact: fact.versions["torch"],
+        "Python": lambda fact: fact.python_version.rpartition(".")[0],
+    }
+    for what, version_of in compared.items():
+        versions = [version_of(fact) for fact in facts]
+        if len(set(versions)) > 1:
+            held = ", ".join(
+                f"{node.host} {version}"
+                for node, version in zip(cluster.nodes, versions, strict=True)
+            )
+            yield f"{what} must be the same on all nodes: {held}"
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())

@@ -1,0 +1,26 @@
+"""What a launch does, in order."""
+
+from __future__ import annotations
+
+from mtppp.phases.attest import Attest
+from mtppp.phases.connect import Connect
+from mtppp.phases.facts import GatherFacts
+from mtppp.phases.first_tokens import FirstTokens
+from mtppp.phases.make_plan import MakePlan
+from mtppp.phases.phase import Phase
+from mtppp.phases.ray_cluster import Place, StartRay
+from mtppp.phases.serve import StartServer, WaitUntilReady
+from mtppp.phases.ship import ShipPlugins
+
+LAUNCH: tuple[Phase, ...] = (
+    Connect(),
+    GatherFacts(),
+    MakePlan(),
+    ShipPlugins(),
+    StartRay(),
+    Place(),
+    StartServer(),
+    WaitUntilReady(),
+    Attest(),
+    FirstTokens(),
+)

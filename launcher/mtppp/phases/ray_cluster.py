@@ -1,0 +1,82 @@
+"""Start Ray on every node, the first node's first, and reserve every rank's GPU."""
+
+from __future__ import annotations
+
+import json
+
+from mtppp.console import Step
+from mtppp.errors import RemoteCommandFailed
+from mtppp.hosts.node import Node
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.logs import telling_lines
+from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.stop import stop_node
+from mtppp.plan.build import PLACEMENT_TIMEOUT
+from mtppp.plan.plan import NodePlan
+
+
+class StartRay:
+    """Ray's head on the first node, then the others'; they join in any order."""
+
+    title = "ray"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        def start(member: tuple[Node, NodePlan]) -> None:
+            node, planned = member
+            node.start(
+                role=planned.ray.role,
+                argv=planned.ray.argv,
+                env=deployment.environment(planned.ray),
+                directory=planned.directory,
+                log=planned.ray.log,
+            )
+
+        # A worker's raylet asks for the head's GCS again and again, so none needs to wait.
+        on_each(deployment.members, start)
+        step.note = f"{len(deployment.nodes)} nodes, head {deployment.plan.head.address}"
+
+    def clean_up(self, deployment: Deployment) -> None:
+        on_each(deployment.members, lambda member: stop_node(*member))
+
+
+class Place(WithoutTrace):
+    """One bundle per rank, pinned to its node, in a placement group of our own."""
+
+    title = "placement"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        node, planned = deployment.head
+        command = deployment.plan.placement
+        ended = node.run(
+            command.argv,
+            env=deployment.environment(command),
+            directory=planned.directory,
+            timeout=PLACEMENT_TIMEOUT + 60,
+        )
+        if ended.status != 0:
+            raise RemoteCommandFailed(
+                node.host,
+                f"the ranks could not be placed: {_problem(ended.stdout)}",
+                hint="see the Ray logs below, and that the nodes reach each other's address",
+                details=[
+                    *telling_lines(ended.stderr, 6),
+                    *(line for member in deployment.members for line in _ray_log(*member)),
+                ],
+            )
+        step.note = ", ".join(
+            f"stage {stage.index} on "
+            + "+".join(deployment.plan.nodes[index].host for index in stage.nodes)
+            for stage in deployment.plan.stages
+        )
+
+
+def _problem(stdout: str) -> str:
+    try:
+        return str(json.loads(stdout.strip().rpartition("\n")[2])["problem"])
+    except (ValueError, KeyError, TypeError):
+        return "the command that reserves their GPUs failed"
+
+
+def _ray_log(node: Node, planned: NodePlan) -> list[str]:
+    logs = node.read(f"{planned.directory}/{planned.ray.log}", limit=1 << 16)
+    return [f"{node.host}: {line}" for text in logs.values() for line in telling_lines(text, 4)]

@@ -1,0 +1,56 @@
+"""Put on every node what its processes will need: plugins, Ray's token, vLLM's private settings."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from mtppp.console import Step
+from mtppp.hosts.node import File, Node
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.plan import environment
+from mtppp.plan.plan import NodePlan
+
+PLAN_FILE = "plan.json"
+LAUNCH_ONLY = (environment.TOKEN_FILE, environment.CONFIG_ROOT, "attest", "processes.json")
+"""What a run directory holds only while the deployment runs; logs and Plan stay."""
+
+
+class ShipPlugins(WithoutTrace):
+    title = "plugins"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        token = secrets.token_hex(32)
+
+        def ship(member: tuple[Node, NodePlan]) -> None:
+            node, planned = member
+            _ship_plugins(deployment, node, planned)
+            node.write(planned.directory, _files(deployment, token))
+
+        on_each(deployment.members, ship)
+        step.note = f"{deployment.plugins.name}, patches: {', '.join(deployment.plan.patches)}"
+
+
+def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None:
+    # The directory is named by its contents; METADATA is written last and says it is whole.
+    files = deployment.plugins.files
+    last = next(path for path in files if path.endswith(".dist-info/METADATA"))
+    if node.exists(f"{planned.plugins}/{last}"):
+        return
+    ordered = sorted(files, key=lambda path: (path == last, path))
+    node.write(planned.plugins, [File(path, files[path], 0o644) for path in ordered])
+
+
+def _files(deployment: Deployment, token: str) -> list[File]:
+    not_carried_over = json.dumps(
+        sorted({*environment.NOT_CARRIED_OVER, *deployment.plan.secrets})
+    )
+    return [
+        File(PLAN_FILE, deployment.plan.to_json().encode()),
+        File(environment.TOKEN_FILE, token.encode()),
+        File(
+            f"{environment.CONFIG_ROOT}/ray_non_carry_over_env_vars.json",
+            not_carried_over.encode(),
+        ),
+    ]

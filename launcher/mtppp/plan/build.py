@@ -1,0 +1,245 @@
+"""Builds the Plan. Pure: cluster.yaml + the model's configuration + the facts of the hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.engine_spec import Speculative as EngineSpeculative
+from mtppp_patches.patch import names_needed
+from mtppp_patches.registry import PATCHES
+
+from mtppp.cluster import Cluster
+from mtppp.hosts.facts import HostFacts
+from mtppp.plan import commands, directories
+from mtppp.plan.admission import Admission
+from mtppp.plan.environment import node_environment
+from mtppp.plan.layout import assign_ranks, cut_into_stages
+from mtppp.plan.plan import Command, NodePlan, Plan, RayPorts
+from mtppp.plan.ports import base_of, ray_ports
+
+NAMESPACE = "mtppp"
+PLACEMENT_TIMEOUT = 180.0
+"""Seconds until every node must have joined Ray and every GPU be reserved."""
+
+
+def build_plan(
+    cluster: Cluster,
+    *,
+    family: str,
+    layer_partition: Sequence[int],
+    admission: Admission,
+    bundle: str,
+    facts: Sequence[HostFacts],
+) -> Plan:
+    """The Plan of one deployment.
+
+    Args:
+        family: `model_type` of the model's configuration.
+        layer_partition: layers per stage, already found legal.
+        admission: why this combination is allowed.
+        bundle: name of the plugins' directory.
+        facts: of the nodes, in the order of the file.
+
+    Raises:
+        ConfigurationError: the ranks do not fit on the nodes.
+    """
+    parallel = cluster.parallel
+    draft_tokens = cluster.speculative.tokens if cluster.speculative else 0
+    ranks = assign_ranks(
+        [node.gpus for node in cluster.nodes], tensor=parallel.tensor, pipeline=parallel.pipeline
+    )
+    spec = engine_spec(
+        cluster,
+        family=family,
+        layer_partition=layer_partition,
+        addresses=[cluster.nodes[rank.node].address for rank in ranks],
+        at_own_risk=admission.at_own_risk,
+    )
+    ports = node_ports(cluster)
+    head = _Head(cluster, facts[0], ports[0])
+    environments = [
+        _environment(cluster, index, spec, bundle, facts[index], len(ranks))
+        for index in range(len(cluster.nodes))
+    ]
+    nodes = tuple(
+        _node(cluster, index, bundle, facts[index], ports[index], head, environments[index])
+        for index in range(len(cluster.nodes))
+    )
+    on_head = {**environments[0], "RAY_ADDRESS": head.ray_address}
+    return Plan(
+        name=cluster.name,
+        model=cluster.model.id,
+        served_name=cluster.model.served_name,
+        family=family,
+        vllm=cluster.runtime.vllm,
+        device=cluster.runtime.device,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        draft_tokens=draft_tokens,
+        layer_partition=tuple(layer_partition),
+        stages=cut_into_stages(ranks, layer_partition, drafter=draft_tokens > 0),
+        ranks=ranks,
+        nodes=nodes,
+        patches=spec.patches,
+        evidence=admission.evidence,
+        at_own_risk=admission.at_own_risk,
+        placement=Command(
+            role="placement",
+            argv=commands.placement(python=head.python, timeout=PLACEMENT_TIMEOUT),
+            env=on_head,
+            log="placement.log",
+        ),
+        server=Command(
+            role="server",
+            argv=commands.server(
+                python=head.python,
+                model=cluster.model.id,
+                revision=cluster.model.revision,
+                served_name=cluster.model.served_name,
+                address=head.address,
+                port=cluster.serve.port,
+                tensor=parallel.tensor,
+                pipeline=parallel.pipeline,
+                draft_tokens=draft_tokens,
+                device=cluster.runtime.device,
+                args=cluster.serve.args,
+            ),
+            env=on_head,
+            log="server.log",
+        ),
+        endpoint=f"http://{_in_url(head.address)}:{cluster.serve.port}",
+        secrets=tuple(cluster.secrets),
+    )
+
+
+def node_ports(cluster: Cluster) -> tuple[RayPorts, ...]:
+    """Ray's ports on each node."""
+    return tuple(
+        ray_ports(
+            base_of(index, first=cluster.ray.base_port, local=node.transport == "local")
+        )
+        for index, node in enumerate(cluster.nodes)
+    )
+
+
+def engine_spec(
+    cluster: Cluster,
+    *,
+    family: str,
+    layer_partition: Sequence[int],
+    addresses: Sequence[str],
+    at_own_risk: Sequence[str],
+) -> EngineSpec:
+    """What the plugin inside vLLM is told; with the patches that this deployment needs.
+
+    Args:
+        addresses: the node address of each rank.
+    """
+    fields: dict[str, Any] = {
+        "release": cluster.runtime.vllm,
+        "model_type": family,
+        "device": cluster.runtime.device,
+        "tensor": cluster.parallel.tensor,
+        "pipeline": cluster.parallel.pipeline,
+        "expert_parallel": bool(cluster.serve.args.get("enable-expert-parallel", False)),
+        "eplb": bool(cluster.serve.args.get("enable-eplb", False)),
+        "data_parallel": cluster.serve.args.get("data-parallel-size", 1),
+        "layer_partition": tuple(layer_partition),
+        "speculative": (
+            EngineSpeculative(cluster.speculative.method, cluster.speculative.tokens)
+            if cluster.speculative
+            else None
+        ),
+        "at_own_risk": tuple(at_own_risk),
+        "placement": {
+            "namespace": NAMESPACE,
+            "group": cluster.name,
+            "addresses": list(addresses),
+        },
+    }
+    return EngineSpec(**fields, patches=names_needed(PATCHES, EngineSpec(**fields)))
+
+
+class _Head:
+    """The first node, as the others need to know it."""
+
+    def __init__(self, cluster: Cluster, facts: HostFacts, ports: RayPorts) -> None:
+        self.python = facts.python
+        self.address = cluster.nodes[0].address
+        self.ports = ports
+        self.ray_address = f"{_in_url(self.address)}:{ports.gcs}"
+
+
+def _environment(
+    cluster: Cluster,
+    index: int,
+    spec: EngineSpec,
+    bundle: str,
+    facts: HostFacts,
+    ranks: int,
+) -> Mapping[str, str]:
+    node = cluster.nodes[index]
+    return node_environment(
+        deployment=cluster.name,
+        directory=directories.run_directory(facts.uid, cluster.name, index),
+        plugins=directories.plugins_directory(facts.uid, bundle),
+        python=facts.python,
+        path=facts.path,
+        address=node.address,
+        interface=facts.interface or "",
+        device=cluster.runtime.device,
+        engine=spec.to_json(),
+        layer_partition=(spec.layer_partition or ()) if spec.pipeline > 1 else (),
+        ranks=ranks,
+        user=cluster.runtime.env,
+    )
+
+
+def _node(
+    cluster: Cluster,
+    index: int,
+    bundle: str,
+    facts: HostFacts,
+    ports: RayPorts,
+    head: _Head,
+    environment: Mapping[str, str],
+) -> NodePlan:
+    node = cluster.nodes[index]
+    ray_directory = directories.ray_directory(facts.uid, cluster.name, index)
+    store = cluster.ray.object_store_memory
+    argv = (
+        commands.ray_head(
+            python=facts.python,
+            address=node.address,
+            ports=ports,
+            directory=ray_directory,
+            gpus=node.gpus,
+            store=store,
+        )
+        if index == 0
+        else commands.ray_worker(
+            python=facts.python,
+            address=node.address,
+            head=head.ray_address,
+            ports=ports,
+            directory=ray_directory,
+            gpus=node.gpus,
+            store=store,
+        )
+    )
+    return NodePlan(
+        index=index,
+        host=node.host,
+        address=node.address,
+        directory=directories.run_directory(facts.uid, cluster.name, index),
+        ray_directory=ray_directory,
+        plugins=directories.plugins_directory(facts.uid, bundle),
+        ports=ports,
+        ray=Command(role="ray", argv=argv, env=environment, log="ray.log"),
+    )
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address

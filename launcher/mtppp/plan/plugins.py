@@ -1,0 +1,72 @@
+"""The plugins that go to the nodes: one directory, named by the hash of what is in it.
+
+Python finds the entry points of a directory on its path through a `*.dist-info` beside the
+packages. The installed distribution `mtppp` declares none, so having it installed next to vLLM
+changes nothing; only a process with this directory on its PYTHONPATH sees the plugins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from mtppp import __version__
+
+ENTRY_POINTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "mtppp_patches": {
+        "vllm.general_plugins": {"mtppp": "mtppp_patches.plugin:register"},
+    },
+    "mtppp_cpu": {
+        "triton.backends": {"cpu": "mtppp_cpu.triton"},
+        "vllm.platform_plugins": {"mtppp_cpu": "mtppp_cpu.plugin:register"},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginBundle:
+    """Files by path relative to the directory, and the name of the directory."""
+
+    name: str
+    files: Mapping[str, bytes]
+
+
+def bundle(packages: Iterable[str]) -> PluginBundle:
+    """The bundle of these packages (keys of ENTRY_POINTS), as installed beside the launcher."""
+    files: dict[str, bytes] = {}
+    for package in packages:
+        files.update(_sources(package))
+    dist_info = f"mtppp_plugins-{__version__}.dist-info"
+    files[f"{dist_info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: mtppp-plugins\nVersion: {__version__}\n".encode()
+    )
+    files[f"{dist_info}/entry_points.txt"] = _entry_points(packages).encode()
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(f"{path}\0{len(files[path])}\0".encode() + files[path])
+    return PluginBundle(name=digest.hexdigest()[:16], files=files)
+
+
+def _sources(package: str) -> dict[str, bytes]:
+    spec = util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(package)
+    root = Path(spec.origin).parent
+    return {
+        f"{package}/{path.relative_to(root).as_posix()}": path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.suffix in {".py", ".json"}
+    }
+
+
+def _entry_points(packages: Iterable[str]) -> str:
+    groups: dict[str, list[str]] = {}
+    for package in packages:
+        for group, points in ENTRY_POINTS[package].items():
+            groups.setdefault(group, []).extend(f"{name} = {at}" for name, at in points.items())
+    return "\n".join(
+        f"[{group}]\n" + "\n".join(lines) + "\n" for group, lines in sorted(groups.items())
+    )

@@ -1,0 +1,124 @@
+"""Every rank says what it really is: one JSON file per rank in its node's run directory.
+
+Written from inside the worker once its weights are loaded and its KV cache is laid out, so it
+tells of the process that will serve and not of a plan. The launcher reads the files back and
+fails where they differ from the Plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from mtppp_patches.engine_spec import RUN_DIR_VARIABLE, EngineSpec
+from mtppp_patches.patch import Patch, Target, applied, displaced
+from mtppp_patches.placement import PATCH as PLACEMENT
+
+DIRECTORY = "attest"
+SCHEMA = 1
+
+
+def held_layers(model: Any) -> list[int]:
+    """Indices of the decoder layers that this rank holds, of a model or its stage.
+
+    The decoder is the longest ModuleList named `layers`; a place that belongs to another stage
+    holds a PPMissingLayer, an identity.
+    """
+    from torch import nn  # noqa: PLC0415 - imported where there is torch only
+
+    stacks = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "layers"
+    ]
+    longest = max(stacks, key=len, default=nn.ModuleList())
+    return [
+        index for index, layer in enumerate(longest) if type(layer).__name__ != "PPMissingLayer"
+    ]
+
+
+def hashed(environment: dict[str, str]) -> dict[str, str]:
+    """Variables of vLLM, Ray, NCCL, ... by name, with a hash for a value: values may be secret."""
+    prefixes = ("VLLM_", "NCCL_", "GLOO_", "RAY_", "TORCH", "CUDA_", "MTPPP_", "TRITON_", "OMP_")
+    return {
+        name: hashlib.sha256(value.encode()).hexdigest()[:12]
+        for name, value in sorted(environment.items())
+        if name.startswith(prefixes)
+    }
+
+
+def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
+    """What this rank is.
+
+    Args:
+        worker: vLLM's worker (`vllm.v1.worker.worker_base.WorkerBase`), weights loaded.
+    """
+    from vllm.distributed import get_pp_group, get_tp_group  # noqa: PLC0415
+    from vllm.version import __version__  # noqa: PLC0415
+
+    runner = worker.model_runner
+    config = worker.vllm_config
+    speculator = getattr(runner, "speculator", None)
+    return {
+        "schema": SCHEMA,
+        "rank": worker.rank,
+        "stage": get_pp_group().rank_in_group,
+        "tensor_rank": get_tp_group().rank_in_group,
+        "address": os.environ.get("VLLM_HOST_IP"),
+        "hostname": socket.gethostname(),
+        "pid": os.getpid(),
+        "layers": held_layers(runner.model),
+        "drafter": None if speculator is None else type(speculator).__qualname__,
+        "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
+        "executor": str(config.parallel_config.distributed_executor_backend),
+        "async_scheduling": bool(config.scheduler_config.async_scheduling),
+        "vllm": __version__,
+        "plugins": Path(__file__).parent.parent.name,
+        "patches": {
+            patch.name: {"targets": list(patch.targets), "pending": list(patch.pending)}
+            for patch in applied()
+        },
+        "displaced": displaced(),
+        "environment": hashed(dict(os.environ)),
+        "planned_release": spec.release,
+    }
+
+
+def _attest_after(original: Any, spec: EngineSpec) -> Any:
+    @functools.wraps(original)
+    def initialize_from_config(self: Any, kv_cache_configs: list[Any]) -> None:
+        original(self, kv_cache_configs)
+        write(attestation(self.worker, spec))
+
+    return initialize_from_config
+
+
+def write(record: dict[str, Any]) -> None:
+    """Put a rank's record in the run directory, whole or not at all."""
+    directory = Path(os.environ[RUN_DIR_VARIABLE]) / DIRECTORY
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / f"rank-{record['rank']:04d}.json"
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    temporary.replace(path)
+
+
+PATCH = Patch(
+    name="attest",
+    why="A launcher that assumes what its ranks are cannot say that they are right.",
+    releases=PLACEMENT.releases,
+    obsolete_by="none",
+    wanted=lambda spec: True,
+    targets=(
+        Target(
+            "vllm.v1.worker.worker_base",
+            "WorkerWrapperBase.initialize_from_config",
+            replace=_attest_after,
+        ),
+    ),
+)
