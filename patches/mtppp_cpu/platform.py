@@ -1,0 +1,33 @@
+"""vLLM's CPU platform, with what several hosts and the V2 runner need beyond it."""
+
+from typing import TYPE_CHECKING
+
+from vllm.platforms.cpu import CpuPlatform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class CpuHostPlatform(CpuPlatform):
+    """Each attribute and method here replaces one whose value in vLLM rules a CPU host out."""
+
+    # vLLM's Ray executor schedules workers by this resource and refuses a platform without one. It
+    # also asks Ray for the ids of the devices assigned, which Ray keeps for the accelerators it
+    # knows only: so a CPU host poses as one with GPUs (`ray start --num-gpus=N` for N workers).
+    ray_device_key = "GPU"
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "mtppp_cpu.communicator.CrossHostCommunicator"
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Keep the scheduling asked for.
+
+        vLLM switches asynchronous scheduling off on CPU because nothing is gained by it there. But
+        MTP over pipeline stages depends on it, and tests must run what is run on GPUs.
+        """
+        scheduler = vllm_config.scheduler_config
+        asked = scheduler.async_scheduling
+        super().check_and_update_config(vllm_config)
+        scheduler.async_scheduling = asked
