@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtppp_patches import attest, placement
 from mtppp_patches.patch import Patch
 
-PATCHES: tuple[Patch, ...] = ()
+PATCHES: tuple[Patch, ...] = (placement.PATCH, attest.PATCH)

@@ -10,21 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import util
+from importlib import import_module, util
 from pathlib import Path
 
 from mtppp import __version__
-
-ENTRY_POINTS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "mtppp_patches": {
-        "vllm.general_plugins": {"mtppp": "mtppp_patches.plugin:register"},
-    },
-    "mtppp_cpu": {
-        "triton.backends": {"cpu": "mtppp_cpu.triton"},
-        "vllm.platform_plugins": {"mtppp_cpu": "mtppp_cpu.plugin:register"},
-    },
-}
-
 
 @dataclass(frozen=True, slots=True)
 class PluginBundle:
@@ -35,7 +24,10 @@ class PluginBundle:
 
 
 def bundle(packages: Iterable[str]) -> PluginBundle:
-    """The bundle of these packages (keys of ENTRY_POINTS), as installed beside the launcher."""
+    """The bundle of these packages, as installed beside the launcher.
+
+    Each package has a module `entry_points` with its ENTRY_POINTS: group -> name -> value.
+    """
     files: dict[str, bytes] = {}
     for package in packages:
         files.update(_sources(package))
@@ -65,7 +57,7 @@ def _sources(package: str) -> dict[str, bytes]:
 def _entry_points(packages: Iterable[str]) -> str:
     groups: dict[str, list[str]] = {}
     for package in packages:
-        for group, points in ENTRY_POINTS[package].items():
+        for group, points in import_module(f"{package}.entry_points").ENTRY_POINTS.items():
             groups.setdefault(group, []).extend(f"{name} = {at}" for name, at in points.items())
     return "\n".join(
         f"[{group}]\n" + "\n".join(lines) + "\n" for group, lines in sorted(groups.items())
