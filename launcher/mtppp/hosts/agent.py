@@ -58,6 +58,10 @@ def op_facts(address, model_path, ports):
     }
 
 
+def op_uid():
+    return {"uid": os.getuid()}
+
+
 def _user():
     import pwd
 

@@ -64,6 +64,10 @@ class Node:
         )
         return HostFacts.from_answer(answer)
 
+    def uid(self) -> int:
+        """Number of the user we are on the host."""
+        return int(self._ask({"op": "uid"}, timeout=20)["uid"])
+
     def write(self, directory: str, files: Sequence[File]) -> None:
         encoded = [
             {"path": f.path, "data": base64.b64encode(f.data).decode(), "mode": f.mode}

@@ -34,6 +34,11 @@ class Deployment:
     facts: list[HostFacts] = field(default_factory=list)
     planned: Plan | None = None
 
+    def close(self) -> None:
+        """Close the connections to the nodes."""
+        for node in self.nodes:
+            node.transport.close()
+
     @property
     def plan(self) -> Plan:
         """The Plan; it is a mistake of ours to ask before it was made."""

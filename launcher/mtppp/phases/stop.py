@@ -1,18 +1,54 @@
-"""End what a deployment started on a node, and only that."""
+"""End what a deployment started on its nodes, and only that."""
 
 from __future__ import annotations
 
 import json
 
+from mtppp.console import Step
 from mtppp.errors import RemoteCommandFailed
 from mtppp.hosts.node import Node
+from mtppp.phases.connect import Connect
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.phase import Phase, WithoutTrace, on_each
 from mtppp.phases.ship import LAUNCH_ONLY
+from mtppp.plan import directories
 from mtppp.plan.plan import NodePlan
 
 GRACE = 15.0
 """Seconds that a recorded process has to end by itself before it is killed."""
 SHARED_MEMORY_FILE = "shared-memory.json"
 """Segments in /dev/shm that the deployment had mapped when it became ready."""
+
+
+class StopNodes(WithoutTrace):
+    """The first node first: its server tells its workers to end. Needs no Plan and no record but
+    what the nodes have: the run directory follows from the user, the name and the node's index."""
+
+    title = "stop"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        name = deployment.cluster.name
+        ended: dict[int, int] = {}
+
+        def stop(index: int) -> None:
+            node = deployment.nodes[index]
+            uid = node.uid()
+            ended[index] = stop_directory(
+                node,
+                directories.run_directory(uid, name, index),
+                directories.ray_directory(uid, name, index),
+            )
+
+        stop(0)
+        on_each(range(1, len(deployment.nodes)), stop)
+        step.note = (
+            f"{name} ended on {', '.join(node.host for node in deployment.nodes)}"
+            if sum(ended.values())
+            else f"{name} was not running"
+        )
+
+
+STOP: tuple[Phase, ...] = (Connect(), StopNodes())
 
 
 def stop_node(node: Node, planned: NodePlan) -> None:

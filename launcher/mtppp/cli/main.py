@@ -1,0 +1,71 @@
+"""The command `mtppp`. Commands are imported when they are run, so that --help is quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from mtppp import __version__
+from mtppp.errors import MtpppError
+
+INTERRUPTED = 130
+
+# name -> (module, one line for --help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
+    "stop": ("mtppp.cli.stop", "End a deployment, and only what it started."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules, imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_) for name, (_, help_) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mtppp")
+def cli() -> None:
+    """Launch vLLM over several hosts with pipeline parallelism and MTP, and prove it is right.
+
+    \b
+    Exit status: 0 done or PASS, 1 failed or FAIL, 2 invalid usage or configuration,
+    3 inconclusive, 4 refused as unsafe, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line; every error ends in a message and its exit status."""
+    try:
+        status = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
+    except MtpppError as error:
+        from mtppp.console import Console  # noqa: PLC0415 - rich is slow to import
+
+        Console().error(error)
+        sys.exit(error.exit_status)
+    except BrokenPipeError:
+        # The reader of our output is gone; python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(status or 0)
