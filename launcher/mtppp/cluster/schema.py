@@ -1,0 +1,630 @@
+"""What may stand in cluster.yaml. The reference page is generated from these models.
+
+Validation is pure. Paths on the operator's side are relative to the cluster file and may begin
+with `~`; pass `Surroundings` as pydantic's validation context to resolve them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import posixpath
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from mtppp.cluster.managed import looks_secret, managed_flag, reserved_env
+from mtppp.cluster.source import KeyPath, Problem, describe
+
+PORTS_PER_NODE = 100
+MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What relative paths in a cluster file are relative to.
+
+    Attributes:
+        directory: absolute directory of the cluster file.
+        home: the operator's home directory; None when there is none.
+    """
+
+    directory: Path
+    home: Path | None
+
+
+class FieldErrors(ValueError):  # noqa: N818 - several at once
+    """Several problems found by one validator, with key paths relative to what it validates."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = tuple(problems)
+
+
+def _raise_if_any(problems: Sequence[Problem]) -> None:
+    if problems:
+        raise FieldErrors(problems)
+
+
+def _matching(pattern: str, wanted: str) -> AfterValidator:
+    """Text that matches `pattern` as a whole; `wanted` completes "must be ..."."""
+    compiled = re.compile(pattern)
+
+    def check(value: str) -> str:
+        if compiled.fullmatch(value):
+            return value
+        raise ValueError(f"must be {wanted}; is {describe(value)}")
+
+    return AfterValidator(check)
+
+
+def _operator_path(value: object, info: ValidationInfo) -> object:
+    """A path on the operator's side, made absolute."""
+    if not isinstance(value, str):
+        return value
+    path = Path(value)
+    if path.is_absolute():
+        return path
+    if not value:
+        raise ValueError("must be a path; is empty")
+    surroundings = _surroundings(info)
+    if surroundings is None:
+        raise ValueError(f"must be an absolute path; is {describe(value)}")
+    if path.parts[0] == "~":
+        if surroundings.home is None:
+            raise ValueError("must not begin with ~: the home directory is not known")
+        return surroundings.home.joinpath(*path.parts[1:])
+    if value.startswith("~"):
+        raise ValueError(f'must begin with "/" or "~/", or be relative; is {describe(value)}')
+    return Path(posixpath.normpath(surroundings.directory / path))
+
+
+def _surroundings(info: ValidationInfo) -> Surroundings | None:
+    return info.context if isinstance(info.context, Surroundings) else None
+
+
+Port = Annotated[StrictInt, Field(ge=1, le=MAX_PORT)]
+Count = Annotated[StrictInt, Field(ge=1)]
+OperatorPath = Annotated[Path, BeforeValidator(_operator_path)]
+UserName = Annotated[
+    str, _matching(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?", "the name of a user on the node")
+]
+EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")]
+
+
+class Section(BaseModel):
+    """A mapping in the file. A key without a value is the same as no key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if v is not None or k not in cls.model_fields}
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+
+
+class Model(Section):
+    """The model that is served."""
+
+    id: str = Field(
+        description=(
+            "A hub id such as `zai-org/GLM-5.2-FP8`, or a path that exists on every node. A path "
+            "begins with `/`, `./`, `../` or `~/`; `./` and `../` start at the cluster file's "
+            "directory, `~/` at the home directory on the node."
+        )
+    )
+    revision: (
+        Annotated[str, _matching(r"[A-Za-z0-9][\w./-]*", "a branch, a tag or a commit")] | None
+    ) = Field(
+        default=None,
+        description="Branch, tag or commit on the hub; the default branch if not given.",
+    )
+    config: OperatorPath | None = Field(
+        default=None,
+        description=(
+            "The model's `config.json`, or the directory that holds it, on the operator's side, "
+            "relative to the cluster file."
+        ),
+    )
+    served_name: Annotated[
+        str, _matching(r"[^\s-]\S*|", "a name without spaces that does not begin with a dash")
+    ] = Field(
+        default="",
+        validate_default=True,
+        description="The name clients ask for; the last part of `id` by default.",
+    )
+
+    @property
+    def is_path(self) -> bool:
+        """Whether `id` is a path on the nodes and not a hub id."""
+        return self.id.startswith(("/", "~"))
+
+    @field_validator("id")
+    @classmethod
+    def _absolute_or_hub_id(cls, value: str, info: ValidationInfo) -> str:
+        if value.startswith(("/", "~/")):
+            return posixpath.normpath(value)
+        if value.startswith(("./", "../")):
+            surroundings = _surroundings(info)
+            if surroundings is None:
+                raise ValueError(f"must be an absolute path or a hub id; is {describe(value)}")
+            return posixpath.normpath(surroundings.directory / value)
+        if not _HUB_ID.fullmatch(value) or "--" in value or ".." in value:
+            raise ValueError(
+                'must be a hub id such as "org/name", or a path that begins with /, ./, ../ or ~/; '
+                f"is {describe(value)}"
+            )
+        return value
+
+    @field_validator("served_name")
+    @classmethod
+    def _last_part_of_id(cls, value: str, info: ValidationInfo) -> str:
+        return value or PurePosixPath(info.data.get("id", "")).name
+
+    @model_validator(mode="after")
+    def _revision_of_a_hub_id(self) -> Self:
+        if self.is_path and self.revision is not None:
+            raise FieldErrors(
+                [Problem(("revision",), "a model that is a path has no revision; remove it")]
+            )
+        return self
+
+
+class Ssh(Section):
+    """How nodes are reached; what is not given here is as `ssh` itself would have it."""
+
+    user: UserName | None = Field(
+        default=None, description="User on the nodes; by default what the ssh configuration says."
+    )
+    identity_file: OperatorPath | None = Field(
+        default=None,
+        description="Private key; by default those of the agent and the ssh configuration.",
+    )
+    port: Port | None = Field(default=None, description="Port of sshd on the nodes.")
+    config_file: OperatorPath | None = Field(
+        default=None, description="The ssh configuration to read; `~/.ssh/config` by default."
+    )
+    known_hosts: OperatorPath | None = Field(
+        default=None, description="The host keys to trust; `~/.ssh/known_hosts` by default."
+    )
+    connect_timeout: Count = Field(
+        default=10, description="Seconds until a connection is given up."
+    )
+
+
+def _host(value: str) -> str:
+    if _ip_or_none(value) is not None:
+        return value
+    if user := re.fullmatch(r"(.+)@([^@]+)", value):
+        raise ValueError(f"must be a host alone; put {describe(user[1])} under user")
+    if not re.fullmatch(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", value):
+        raise ValueError(
+            "must be a host name, an IP address or a name from the ssh configuration; "
+            f"is {describe(value)}"
+        )
+    return value
+
+
+def _ip_or_none(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+class Node(Section):
+    """One host. `10.0.0.1` or `ubuntu@10.0.0.1` in place of a mapping gives `host` and `user`."""
+
+    host: Annotated[str, AfterValidator(_host)] = Field(
+        description=(
+            "How the operator's side reaches the node: a host name, an address, or a name from the "
+            "ssh configuration. Messages call the node by it."
+        )
+    )
+    address: str = Field(
+        default="",
+        validate_default=True,
+        description=(
+            "The node's IP address on the network that carries the model's traffic, as the other "
+            "nodes reach it. It may be left out where `host` is an IP address."
+        ),
+    )
+    gpus: Count = Field(description="GPUs to use; `gpus_per_node` by default.")
+    transport: Literal["ssh", "local"] = Field(
+        default="ssh",
+        description=(
+            "`local` runs a node on the operator's own machine, at an address of its own such as "
+            "127.0.1.1."
+        ),
+    )
+    user: UserName | None = Field(default=None, description="In place of `ssh.user`.")
+    port: Port | None = Field(default=None, description="In place of `ssh.port`.")
+    identity_file: OperatorPath | None = Field(
+        default=None, description="In place of `ssh.identity_file`."
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _canonical_address(cls, value: str, info: ValidationInfo) -> str:
+        if not value and "host" not in info.data:
+            return value  # `host` is what is wrong
+        address = _ip_or_none(value or info.data["host"])
+        if address is None and not value:
+            raise ValueError("required, because host is not an IP address")
+        if address is None:
+            raise ValueError(f"must be an IP address; is {describe(value)}")
+        if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
+            raise ValueError("must be an address without a zone such as %eth0")
+        if address.is_unspecified or address.is_multicast or str(address) == "255.255.255.255":
+            raise ValueError(f"must be the address of one host; is {describe(str(address))}")
+        return str(address)
+
+    @model_validator(mode="after")
+    def _nothing_of_ssh_when_local(self) -> Self:
+        if self.transport == "local":
+            _raise_if_any(
+                [
+                    Problem((key,), "has no meaning with transport: local; remove it")
+                    for key in ("user", "port", "identity_file")
+                    if getattr(self, key) is not None
+                ]
+            )
+        return self
+
+
+def _node_python(value: str) -> str:
+    if not value.startswith(("/", "~/")) or value.endswith("/"):
+        raise ValueError(
+            'must be the path of a Python that begins with "/" or "~/", the home directory on the '
+            f"node; is {describe(value)}"
+        )
+    return value
+
+
+class Runtime(Section):
+    """How vLLM is had on a node."""
+
+    vllm: Annotated[
+        str,
+        _matching(r"[0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?", 'one release such as "0.32.0"'),
+    ] = Field(description="The vLLM release; every node is checked to have exactly this one.")
+    python: Annotated[str, AfterValidator(_node_python)] = Field(
+        description=(
+            "The Python on every node that has vLLM and Ray: an absolute path, or one that begins "
+            "with `~/`, the home directory on the node."
+        )
+    )
+    device: Literal["cuda", "cpu"] = Field(
+        default="cuda",
+        description="`cpu` is for the demo and for tests; it is far too slow to serve with.",
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description=(
+            "Environment variables for vLLM and Ray on every node. Not those that mtppp sets "
+            "itself, and no secrets: see `secrets`."
+        ),
+    )
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_as_text(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        _raise_if_any(list(_env_problems(value)))
+        return {name: str(text) for name, text in value.items()}
+
+
+def _env_problems(env: dict[str, object]) -> Iterator[Problem]:
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Problem((name,), "not a variable name: letters, digits and _ only")
+        elif reason := reserved_env(name):
+            yield Problem((name,), f"must not be set here: {reason}")
+        elif looks_secret(name):
+            yield Problem((name,), "a secret must not be in the file; list its name under secrets")
+        elif isinstance(value, bool | float):
+            # As text there is more than one way to write it, and programs differ: True, true, 1.
+            yield Problem((name,), "must be text; write it in quotes, exactly as vLLM is to see it")
+        elif not isinstance(value, str | int):
+            yield Problem((name,), f"must be text; is {describe(value)}")
+
+
+class Parallel(Section):
+    """How the model is divided. GPUs used: `tensor` times `pipeline`."""
+
+    tensor: Count = Field(
+        default=1, description="Tensor-parallel size: GPUs that share each layer."
+    )
+    pipeline: Count = Field(
+        default=1, description="Pipeline-parallel size: stages, in the order of nodes."
+    )
+    layer_partition: Literal["auto"] | tuple[Count, ...] = Field(
+        default="auto",
+        description=(
+            "Layers of each stage, first to last, such as `[42, 36]`; `auto` finds the most even "
+            "division that is right for the model. The MTP layer is not counted."
+        ),
+    )
+
+    @field_validator("layer_partition", mode="before")
+    @classmethod
+    def _auto_or_counts(cls, value: object) -> object:
+        if value == "auto":
+            return value
+        counts = value if isinstance(value, list | tuple) else None
+        if counts is None:
+            raise ValueError(
+                f"must be auto, or a list of the layers of each stage; is {describe(value)}"
+            )
+        _raise_if_any(
+            [
+                Problem((i,), f"must be a whole number of at least 1; is {describe(layers)}")
+                for i, layers in enumerate(counts)
+                if type(layers) is not int or layers < 1
+            ]
+        )
+        return tuple(counts)
+
+    @model_validator(mode="after")
+    def _one_count_per_stage(self) -> Self:
+        if self.layer_partition != "auto" and len(self.layer_partition) != self.pipeline:
+            message = (
+                f"must have one number for each of the {self.pipeline} stages that "
+                f"parallel.pipeline asks for; has {len(self.layer_partition)}"
+            )
+            raise FieldErrors([Problem(("layer_partition",), message)])
+        return self
+
+
+class Speculative(Section):
+    """Speculative decoding; without this section there is none."""
+
+    method: Literal["mtp"] = Field(
+        default="mtp", description="The model's own MTP layer drafts tokens."
+    )
+    tokens: Annotated[StrictInt, Field(ge=1, le=16)] = Field(
+        description="Tokens drafted for each step."
+    )
+
+
+class Serve(Section):
+    """The API server, on the first node."""
+
+    port: Port = Field(default=8000, description="Port of the HTTP API.")
+    args: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description=(
+            "Further flags of `vllm serve` without their dashes: `max-model-len: 131072`. `true` "
+            "and `false` switch a flag on and off, a mapping becomes JSON, an empty value leaves "
+            "vLLM's default. Underscores are read as dashes."
+        ),
+    )
+    ready_timeout: Count = Field(
+        default=3600, description="Seconds in which the server must be ready, loading included."
+    )
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def _kebab_case(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        _raise_if_any(list(_flag_problems(list(value))))
+        return {key.replace("_", "-"): argument for key, argument in value.items()}
+
+
+def _flag_problems(keys: Sequence[str]) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for key in keys:
+        flag = key.replace("_", "-")
+        if problem := _flag_problem(flag):
+            yield Problem((key,), problem)
+        elif flag in seen:
+            yield Problem((key,), f"the same flag as {seen[flag]}; remove one of the two")
+        seen.setdefault(flag, key)
+
+
+def _flag_problem(flag: str) -> str | None:
+    name, dot, inner = flag.partition(".")
+    if reason := managed_flag(name):
+        return reason
+    if flag.startswith("no-"):
+        return f"a flag is switched off by its value; write {flag.removeprefix('no-')}: false"
+    if flag.startswith("-"):
+        return f"flags are written without dashes in front; write {flag.lstrip('-')}"
+    if dot:
+        return f"written as a mapping; write {name}: {{{inner}: ...}}"
+    if not re.fullmatch(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", flag):
+        return "not a flag: lower-case letters, digits and dashes only"
+    return None
+
+
+class Ray(Section):
+    """The Ray cluster that mtppp starts on the nodes for this deployment alone."""
+
+    base_port: Annotated[StrictInt, Field(ge=1024, le=MAX_PORT - PORTS_PER_NODE + 1)] = Field(
+        default=26300,
+        description=(
+            "First of a block of 100 ports on each node that Ray listens on. Nodes that are local "
+            "share a machine and take the blocks that follow. Best below 32768, where Linux "
+            "begins to hand out ports of its own accord."
+        ),
+    )
+    object_store_memory: Annotated[StrictInt, Field(ge=75 * 1024**2)] | None = Field(
+        default=None, description="Bytes of shared memory for Ray's object store on each node."
+    )
+
+
+Name = Annotated[
+    str,
+    _matching(
+        r"[a-z0-9][a-z0-9.-]{0,39}",
+        'at most 40 of the characters a-z, 0-9, "." and "-", the first a letter or a digit',
+    ),
+]
+
+
+class Cluster(Section):
+    """One deployment: a model, the nodes it runs on and how."""
+
+    name: Name = Field(
+        description=(
+            "The deployment's name; directories on the nodes and the Ray namespace are called "
+            "after it. At most 40 characters: Unix sockets lie below those directories."
+        )
+    )
+    model: Model = Field(description=str(Model.__doc__))
+    ssh: Ssh = Field(default_factory=Ssh, description=str(Ssh.__doc__))
+    gpus_per_node: Count | None = Field(
+        default=None, description="`gpus` of every node that has none."
+    )
+    nodes: Annotated[tuple[Node, ...], Field(min_length=1)] = Field(
+        description=(
+            "The hosts in pipeline order: the first has stage 0 and the API server, the last has "
+            "the last stage and the drafter."
+        )
+    )
+    runtime: Runtime = Field(description=str(Runtime.__doc__))
+    parallel: Parallel = Field(default_factory=Parallel, description=str(Parallel.__doc__))
+    speculative: Speculative | None = Field(default=None, description=str(Speculative.__doc__))
+    serve: Serve = Field(default_factory=Serve, description=str(Serve.__doc__))
+    ray: Ray = Field(default_factory=Ray, description=str(Ray.__doc__))
+    secrets: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "Environment variables that the operator's environment holds and that vLLM needs, such "
+            "as `HF_TOKEN`. Names only; the values never appear in a file, a log or an argument."
+        ),
+    )
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _expand_nodes(cls, nodes: object, info: ValidationInfo) -> object:
+        if not isinstance(nodes, list | tuple):
+            return nodes
+        # An invalid gpus_per_node is not in `data`; the nodes are not to blame for it.
+        gpus = info.data.get("gpus_per_node", sys.maxsize)
+        return [_expand_node(node, gpus) for node in nodes]
+
+    @field_validator("nodes")
+    @classmethod
+    def _distinct_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        _raise_if_any(
+            [
+                *_repeated(nodes, "host", lambda node: node.host.lower()),
+                *_repeated(nodes, "address", lambda node: node.address),
+                *_unreachable_loopback(nodes),
+            ]
+        )
+        return nodes
+
+    @field_validator("parallel")
+    @classmethod
+    def _enough_gpus(cls, parallel: Parallel, info: ValidationInfo) -> Parallel:
+        if (nodes := info.data.get("nodes")) is None:
+            return parallel
+        wanted, had = parallel.tensor * parallel.pipeline, sum(node.gpus for node in nodes)
+        if wanted > had:
+            raise ValueError(
+                f"tensor {parallel.tensor} times pipeline {parallel.pipeline} needs {wanted} GPUs; "
+                f"the nodes have {had}"
+            )
+        return parallel
+
+    @field_validator("ray")
+    @classmethod
+    def _ports_apart(cls, ray: Ray, info: ValidationInfo) -> Ray:
+        nodes, serve = info.data.get("nodes"), info.data.get("serve")
+        if nodes is None or serve is None:
+            return ray
+        blocks = max(1, sum(node.transport == "local" for node in nodes))
+        last = ray.base_port + blocks * PORTS_PER_NODE - 1
+        if last > MAX_PORT:
+            message = f"the ports of {blocks} local nodes would end at {last}, above {MAX_PORT}"
+            raise FieldErrors([Problem(("base_port",), message)])
+        if ray.base_port <= serve.port <= last:
+            message = f"ports {ray.base_port} to {last} are Ray's; serve.port is {serve.port}"
+            raise FieldErrors([Problem(("base_port",), message)])
+        return ray
+
+    @field_validator("secrets", mode="before")
+    @classmethod
+    def _names_alone(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, list | tuple):
+            _raise_if_any(list(_secret_problems(value)))
+        return value
+
+    @model_validator(mode="after")
+    def _secret_or_plain(self) -> Self:
+        _raise_if_any(
+            [
+                Problem(("runtime", "env", name), "is also under secrets; remove one of the two")
+                for name in self.runtime.env
+                if name in self.secrets
+            ]
+        )
+        return self
+
+
+def _expand_node(node: object, gpus: int | None) -> object:
+    if isinstance(node, str):
+        user, at, host = node.rpartition("@")
+        node = {"user": user, "host": host} if at else {"host": host}
+    if isinstance(node, dict) and gpus is not None and node.get("gpus") is None:
+        return node | {"gpus": gpus}
+    return node
+
+
+def _repeated(
+    nodes: Sequence[Node], key: str, identity: Callable[[Node], str]
+) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        earlier = first.setdefault(identity(node), i)
+        if earlier != i:
+            yield Problem((i, key), f"the same as nodes[{earlier}].{key}: {getattr(node, key)}")
+
+
+def _unreachable_loopback(nodes: Sequence[Node]) -> Iterator[Problem]:
+    loopback = [ipaddress.ip_address(node.address).is_loopback for node in nodes]
+    if all(loopback):
+        return
+    for i, node in enumerate(nodes):
+        if loopback[i]:
+            message = f"{node.address} is a loopback address, which the other hosts cannot reach"
+            yield Problem((i, "address"), message)
+
+
+def _secret_problems(names: Sequence[Any]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        path: KeyPath = (i,)
+        # Not shown: it may be the secret itself.
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Problem(path, "must be the name of an environment variable, never its value")
+        elif reason := reserved_env(name):
+            yield Problem(path, f"{name} must not be passed on: {reason}")
+        elif name in seen:
+            yield Problem(path, f"{name} is listed twice; remove one of the two")
+        else:
+            seen.add(name)
