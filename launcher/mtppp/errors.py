@@ -41,13 +41,13 @@ class ConfigurationError(MtpppError):
     exit_status = 2
 
 
-class Inconclusive(MtpppError):  # noqa: N818 - a verdict, not a fault
+class Inconclusive(MtpppError):
     """A check could decide neither way."""
 
     exit_status = 3
 
 
-class Refused(MtpppError):  # noqa: N818 - a decision, not a fault
+class Refused(MtpppError):
     """The combination is known to be wrong, or has not been proven."""
 
     exit_status = 4

@@ -29,7 +29,7 @@ def held_layers(model: Any) -> list[int]:
     The decoder is the longest ModuleList named `layers`; a place that belongs to another stage
     holds a PPMissingLayer, an identity.
     """
-    from torch import nn  # noqa: PLC0415 - imported where there is torch only
+    from torch import nn
 
     stacks = [
         module
@@ -40,6 +40,11 @@ def held_layers(model: Any) -> list[int]:
     return [
         index for index, layer in enumerate(longest) if type(layer).__name__ != "PPMissingLayer"
     ]
+
+
+def is_v2(runner: Any) -> bool:
+    """Whether this is vLLM's V2 model runner, or a platform's subclass of it."""
+    return any(base.__module__.startswith("vllm.v1.worker.gpu.") for base in type(runner).__mro__)
 
 
 def hashed(environment: dict[str, str]) -> dict[str, str]:
@@ -58,8 +63,8 @@ def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
     Args:
         worker: vLLM's worker (`vllm.v1.worker.worker_base.WorkerBase`), weights loaded.
     """
-    from vllm.distributed import get_pp_group, get_tp_group  # noqa: PLC0415
-    from vllm.version import __version__  # noqa: PLC0415
+    from vllm.distributed import get_pp_group, get_tp_group
+    from vllm.version import __version__
 
     runner = worker.model_runner
     config = worker.vllm_config
@@ -75,6 +80,7 @@ def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
         "layers": held_layers(runner.model),
         "drafter": None if speculator is None else type(speculator).__qualname__,
         "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
+        "runner_v2": is_v2(runner),
         "executor": str(config.parallel_config.distributed_executor_backend),
         "async_scheduling": bool(config.scheduler_config.async_scheduling),
         "vllm": __version__,

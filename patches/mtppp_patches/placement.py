@@ -33,7 +33,7 @@ def bundles(addresses: Sequence[str]) -> list[dict[str, float]]:
 
 
 def main() -> int:
-    """Make the group; on failure one JSON object on standard output says why. Exit status 0 or 1."""
+    """Make the group; a JSON object on standard output says what failed. Exit status 0 or 1."""
     parser = argparse.ArgumentParser(description="Make the placement group of a deployment.")
     parser.add_argument("--timeout", type=float, required=True, help="seconds in all")
     timeout = parser.parse_args().timeout
@@ -51,8 +51,8 @@ def create(placement: Mapping[str, Any], timeout: float) -> str | None:
     Returns:
         What is missing when `timeout` seconds have passed; None when the group is ready.
     """
-    import ray  # noqa: PLC0415 - the launcher's side imports this module without Ray
-    from ray.util import placement_group, remove_placement_group  # noqa: PLC0415
+    import ray
+    from ray.util import placement_group, remove_placement_group
 
     deadline = time.monotonic() + timeout
     ray.init(namespace=placement["namespace"], logging_level="ERROR", log_to_driver=False)
@@ -95,8 +95,8 @@ def _adopt(original: Any, spec: EngineSpec) -> Any:
 
     @functools.wraps(original)
     def _init_executor(self: Any) -> None:
-        import ray  # noqa: PLC0415 - vLLM's Ray executor has imported it by now
-        from ray.util import get_placement_group  # noqa: PLC0415
+        import ray
+        from ray.util import get_placement_group
 
         # A group is found by name only within the namespace it was made in, so this process must
         # join that before vLLM calls `ray.init`, which then leaves the connection alone.

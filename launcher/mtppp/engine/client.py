@@ -100,12 +100,16 @@ class EngineClient:
         """One completion of a text or of token ids."""
         body = self._post("/v1/completions", {"model": model, "prompt": prompt, **sampling})
         choice = body["choices"][0]
-        return Generated(choice["text"], body["usage"]["completion_tokens"], choice["finish_reason"])
+        return Generated(
+            choice["text"], body["usage"]["completion_tokens"], choice["finish_reason"]
+        )
 
     def chat(self, model: str, question: str, **sampling: Any) -> Generated:
         """One answer to one user message."""
         messages = [{"role": "user", "content": question}]
-        body = self._post("/v1/chat/completions", {"model": model, "messages": messages, **sampling})
+        body = self._post(
+            "/v1/chat/completions", {"model": model, "messages": messages, **sampling}
+        )
         choice = body["choices"][0]
         message = choice["message"]
         text = message.get("content") or message.get("reasoning") or ""

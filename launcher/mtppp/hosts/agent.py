@@ -1,7 +1,7 @@
 """Runs on a node: reads one JSON request on standard input, answers with one JSON object.
 
 The source of this file is sent along with every request and executed by the node's own python,
-so nothing is installed and no old version can linger. Standard library only, Python 3.8 or newer.
+so nothing is installed and no old version can linger. Standard library only, Python 3.9 or newer.
 
 Requests travel on standard input because the environment of a process may hold secrets, and a
 command line can be read by every user of the machine. A request is `{"op": name, ...}`; the
@@ -12,18 +12,26 @@ environment, inherited by all its descendants. That mark, not a name or a proces
 what belongs to a deployment: Ray's workers leave the group of the raylet that forked them.
 """
 
+from __future__ import annotations
+
 import base64
+import fcntl
 import glob
 import importlib.metadata
 import json
 import os
 import platform
+import pwd
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 MARK = "MTPPP_RUN_DIR"
 PROCESSES = "processes.json"
@@ -39,7 +47,7 @@ KEPT = frozenset(
 # ---- facts ---------------------------------------------------------------------------------
 
 
-def op_facts(address, model_path, ports):
+def op_facts(address: str, model_path: str | None, ports: Sequence[int]) -> dict[str, Any]:
     """Everything the launcher must know of a node before it plans or changes anything."""
     return {
         "hostname": socket.gethostname(),
@@ -58,27 +66,25 @@ def op_facts(address, model_path, ports):
     }
 
 
-def op_uid():
+def op_uid() -> dict[str, Any]:
     return {"uid": os.getuid()}
 
 
-def _user():
-    import pwd
-
+def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
 
 
-def _version(name):
+def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _addresses():
+def _addresses() -> Iterator[tuple[str, str]]:
     """(interface, address) of this node, IPv4 and IPv6, by asking `ip`; else only by the kernel's
     IPv4 ioctl, which needs no program."""
     try:
@@ -92,10 +98,7 @@ def _addresses():
         yield from _ipv4_addresses()
 
 
-def _ipv4_addresses():
-    import fcntl
-    import struct
-
+def _ipv4_addresses() -> Iterator[tuple[str, str]]:
     siocgifaddr = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
@@ -107,7 +110,7 @@ def _ipv4_addresses():
             yield name, socket.inet_ntoa(answer[20:24])
 
 
-def _interface_of(address):
+def _interface_of(address: str) -> str | None:
     for name, held in _addresses():
         if held == address:
             return name
@@ -115,7 +118,7 @@ def _interface_of(address):
     return "lo" if address.startswith("127.") else None
 
 
-def _gpus():
+def _gpus() -> list[str]:
     """Names of the GPUs that the driver shows, [] without a driver."""
     try:
         listed = subprocess.run(
@@ -129,7 +132,7 @@ def _gpus():
     return [line.strip() for line in listed.splitlines() if line.strip()]
 
 
-def _can_bind(address, port):
+def _can_bind(address: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do; without it a port in TIME_WAIT would count as taken.
@@ -147,7 +150,7 @@ def _can_bind(address, port):
     return True
 
 
-def _model_config(path):
+def _model_config(path: str | None) -> str | None:
     """The text of PATH/config.json; None when there is none, or no path was asked for."""
     if path is None:
         return None
@@ -161,7 +164,7 @@ def _model_config(path):
 # ---- files ---------------------------------------------------------------------------------
 
 
-def op_write(directory, files):
+def op_write(directory: str, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Write files below `directory`, each `{"path", "data" (base64), "mode"}`, whole or not."""
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if os.stat(directory).st_uid != os.getuid():
@@ -173,7 +176,7 @@ def op_write(directory, files):
     return {}
 
 
-def _replace(path, data, mode):
+def _replace(path: str, data: bytes, mode: int) -> None:
     temporary = "%s.%d" % (path, os.getpid())
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as f:
@@ -183,16 +186,16 @@ def _replace(path, data, mode):
     os.replace(temporary, path)
 
 
-def op_exists(path):
+def op_exists(path: str) -> dict[str, Any]:
     return {"exists": os.path.exists(path)}
 
 
-def op_read(pattern, limit):
+def op_read(pattern: str, limit: int) -> dict[str, Any]:
     """The files that match a glob, as `{path: text}`; of a longer file the last `limit` bytes."""
     return {"files": {path: _tail(path, limit) for path in sorted(glob.glob(pattern))}}
 
 
-def _tail(path, limit):
+def _tail(path: str, limit: int) -> str:
     try:
         with open(path, "rb") as f:
             f.seek(max(0, os.fstat(f.fileno()).st_size - limit))
@@ -201,7 +204,7 @@ def _tail(path, limit):
         return ""
 
 
-def op_clear(directory, ray_directory, names):
+def op_clear(directory: str, ray_directory: str, names: Sequence[str]) -> dict[str, Any]:
     """After the processes have ended: remove these names from a run directory, and Ray's temp-dir.
 
     Ray's logs are moved into the run directory, for whoever asks why it failed.
@@ -227,7 +230,9 @@ def op_clear(directory, ray_directory, names):
 # ---- processes -----------------------------------------------------------------------------
 
 
-def op_start(role, argv, env, directory, log):
+def op_start(
+    role: str, argv: Sequence[str], env: dict[str, str], directory: str, log: str
+) -> dict[str, Any]:
     """Start a long-lived process that outlives this session, and record it in the run directory.
 
     The record is written before the answer is given: a launcher that dies in between leaves
@@ -256,7 +261,9 @@ def op_start(role, argv, env, directory, log):
     return entry
 
 
-def op_run(argv, env, directory, timeout):
+def op_run(
+    argv: Sequence[str], env: dict[str, str], directory: str, timeout: float
+) -> dict[str, Any]:
     """Run a command to its end; its environment is not seen on any command line."""
     try:
         done = subprocess.run(
@@ -267,6 +274,7 @@ def op_run(argv, env, directory, timeout):
             capture_output=True,
             timeout=timeout,
             start_new_session=True,
+            check=False,
         )
     except subprocess.TimeoutExpired as expired:
         out, err = expired.stdout or b"", expired.stderr or b""
@@ -274,16 +282,16 @@ def op_run(argv, env, directory, timeout):
     return {"status": done.returncode, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
 
 
-def _text(data):
+def _text(data: bytes) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _environment(planned):
+def _environment(planned: dict[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name in KEPT}
     return dict(kept, **planned)
 
 
-def op_processes(directory):
+def op_processes(directory: str) -> dict[str, Any]:
     """What runs here for a run directory: what was recorded, and all that bears its mark."""
     marked = _marked(directory)
     recorded = [dict(entry, alive=_is_alive(entry)) for entry in _recorded(directory)]
@@ -294,7 +302,7 @@ def op_processes(directory):
     }
 
 
-def op_stop(directory, grace, shared_memory):
+def op_stop(directory: str, grace: float, shared_memory: Sequence[str]) -> dict[str, Any]:
     """End all that belongs to a run directory; then its shared memory.
 
     First the recorded processes, youngest first, get SIGTERM, so that a server ends its engine
@@ -306,8 +314,8 @@ def op_stop(directory, grace, shared_memory):
         if not _is_alive(entry):
             continue
         _signal(entry["pid"], signal.SIGTERM)
-        _wait_until(lambda entry=entry: not _is_alive(entry), grace)
-    killed = []
+        _wait_until(partial(_has_ended, entry), grace)
+    killed: list[str] = []
     deadline = time.monotonic() + 20
     while True:
         marked = _marked(directory)
@@ -325,19 +333,20 @@ def op_stop(directory, grace, shared_memory):
     }
 
 
-def _recorded(directory):
+def _recorded(directory: str) -> list[dict[str, Any]]:
     try:
         with open(os.path.join(directory, PROCESSES), encoding="utf-8") as f:
-            return json.load(f)
+            entries: list[dict[str, Any]] = json.load(f)
     except FileNotFoundError:
         return []
+    return entries
 
 
-def _record(directory, entries):
+def _record(directory: str, entries: Sequence[dict[str, Any]]) -> None:
     _replace(os.path.join(directory, PROCESSES), json.dumps(entries, indent=1).encode(), 0o600)
 
 
-def _start_time(pid):
+def _start_time(pid: int) -> int | None:
     """Clock ticks between boot and the start of a process: with its number, its identity."""
     try:
         with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as f:
@@ -347,7 +356,7 @@ def _start_time(pid):
         return None
 
 
-def _is_zombie(pid):
+def _is_zombie(pid: int) -> bool:
     try:
         with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as f:
             return f.read().rpartition(")")[2].split()[0] == "Z"
@@ -355,7 +364,7 @@ def _is_zombie(pid):
         return True
 
 
-def _is_alive(entry):
+def _is_alive(entry: dict[str, Any]) -> bool:
     pid = entry["pid"]
     return (
         entry["started"] is not None
@@ -364,7 +373,11 @@ def _is_alive(entry):
     )
 
 
-def _marked(directory):
+def _has_ended(entry: dict[str, Any]) -> bool:
+    return not _is_alive(entry)
+
+
+def _marked(directory: str) -> list[int]:
     """Numbers of the live processes that have the run directory in their environment."""
     mark = ("%s=%s" % (MARK, directory)).encode()
     found = []
@@ -381,7 +394,7 @@ def _marked(directory):
     return found
 
 
-def _command(pid):
+def _command(pid: int) -> str:
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as f:
             return f.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()[:200]
@@ -389,7 +402,7 @@ def _command(pid):
         return ""
 
 
-def _shared_memory(pids):
+def _shared_memory(pids: Iterable[int]) -> list[str]:
     """Segments in /dev/shm that these processes have mapped or open."""
     found = set()
     for pid in pids:
@@ -411,7 +424,7 @@ def _shared_memory(pids):
     return sorted(path for path in found if not path.endswith(" (deleted)"))
 
 
-def _unlink(paths):
+def _unlink(paths: Iterable[str]) -> list[str]:
     """Remove segments that no process maps any more."""
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     in_use = set(_shared_memory(everybody))
@@ -427,14 +440,14 @@ def _unlink(paths):
     return removed
 
 
-def _signal(pid, number):
+def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
 
 
-def _wait_until(condition, seconds):
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -447,7 +460,7 @@ class AgentError(Exception):
     """The request cannot be carried out; the message is for a person."""
 
 
-def main():
+def main() -> None:
     request = json.load(sys.stdin)
     operation = globals()["op_" + request.pop("op")]
     try:

@@ -80,7 +80,7 @@ def differences(plan: Plan, attested: Mapping[int, Mapping[str, Any]]) -> Iterat
                 f"rank {rank.rank} of stage {rank.stage} has"
                 f" {'a' if record.get('drafter') else 'no'} drafter"
             )
-        if not str(record.get("runner", "")).startswith("vllm.v1.worker.gpu."):
+        if not record.get("runner_v2"):
             yield f"rank {rank.rank}: runs {record.get('runner')}, not the V2 model runner"
         if sorted(record.get("patches", {})) != sorted(plan.patches):
             yield (

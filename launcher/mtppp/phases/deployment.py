@@ -9,7 +9,9 @@ from functools import cached_property
 from mtppp.cluster import Cluster
 from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
+from mtppp.model.config import ModelConfig
 from mtppp.model.facts import ModelFacts
+from mtppp.plan.admission import Admission
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
 
@@ -22,7 +24,8 @@ class Deployment:
         cluster: the file.
         nodes: one for each node of the file, in its order.
         secrets: values of the file's `secrets`, from the operator's environment.
-        model: facts of the model; known once its configuration was found.
+        config, model: the model's configuration and what it says; None until it was found.
+        admission: why the deployment may be launched; None until that was decided.
         facts: of the hosts, in the same order; empty until they were asked.
         planned: None until it was made.
     """
@@ -30,7 +33,9 @@ class Deployment:
     cluster: Cluster
     nodes: list[Node]
     secrets: Mapping[str, str] = field(default_factory=dict)
+    config: ModelConfig | None = None
     model: ModelFacts | None = None
+    admission: Admission | None = None
     facts: list[HostFacts] = field(default_factory=list)
     planned: Plan | None = None
 

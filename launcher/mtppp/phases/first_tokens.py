@@ -1,4 +1,4 @@
-"""Ask for the first tokens: text, chat where the model has a template, and drafts where MTP is on."""
+"""Ask for the first tokens: text, chat if the model has a template, drafts if MTP is on."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mtppp.phases.attest import Attest
 from mtppp.phases.connect import Connect
 from mtppp.phases.facts import GatherFacts
+from mtppp.phases.find_model import FindModel
 from mtppp.phases.first_tokens import FirstTokens
 from mtppp.phases.make_plan import MakePlan
 from mtppp.phases.phase import Phase
@@ -13,6 +14,7 @@ from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
 
 LAUNCH: tuple[Phase, ...] = (
+    FindModel(),
     Connect(),
     GatherFacts(),
     MakePlan(),

@@ -1,11 +1,11 @@
-"""Find the model's configuration, decide whether this may be launched, and make the Plan."""
+"""Make the Plan."""
 
 from __future__ import annotations
 
 from mtppp.console import Step
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.find_model import compare_nodes, on_nodes, settle
 from mtppp.phases.phase import WithoutTrace
-from mtppp.plan.admission import admit
 from mtppp.plan.build import build_plan
 
 
@@ -13,18 +13,25 @@ class MakePlan(WithoutTrace):
     title = "plan"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        model = deployment.model_facts()
-        admission = admit(deployment.cluster, model)
+        cluster = deployment.cluster
+        hosts = [node.host for node in deployment.nodes]
+        if deployment.config is None:
+            settle(deployment, on_nodes(cluster.model, hosts, deployment.facts))
+        assert deployment.config is not None
+        assert deployment.model is not None
+        assert deployment.admission is not None
+        compare_nodes(deployment.config, hosts, deployment.facts)
         plan = build_plan(
-            deployment.cluster,
-            model=model,
-            admission=admission,
+            cluster,
+            model=deployment.model,
+            admission=deployment.admission,
             bundle=deployment.plugins.name,
             facts=deployment.facts,
         )
         deployment.planned = plan
+        layers = "/".join(str(count) for count in plan.layer_partition)
         step.note = (
-            f"TP{plan.tensor} x PP{plan.pipeline},"
-            f" layers {'/'.join(str(count) for count in plan.layer_partition)},"
-            f" MTP k={plan.draft_tokens}; {admission.evidence}"
+            f"TP{plan.tensor} x PP{plan.pipeline}, layers {layers}, "
+            f"{f'MTP k={plan.draft_tokens}' if plan.draft_tokens else 'no speculation'}; "
+            f"{plan.evidence}"
         )

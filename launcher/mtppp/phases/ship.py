@@ -43,9 +43,7 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
 
 
 def _files(deployment: Deployment, token: str) -> list[File]:
-    not_carried_over = json.dumps(
-        sorted({*environment.NOT_CARRIED_OVER, *deployment.plan.secrets})
-    )
+    not_carried_over = json.dumps(sorted({*environment.NOT_CARRIED_OVER, *deployment.plan.secrets}))
     return [
         File(PLAN_FILE, deployment.plan.to_json().encode()),
         File(environment.TOKEN_FILE, token.encode()),

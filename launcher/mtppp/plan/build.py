@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mtppp_patches.engine_spec import EngineSpec
-from mtppp_patches.engine_spec import Speculative as EngineSpeculative
-from mtppp_patches.patch import names_needed
-from mtppp_patches.registry import PATCHES
-
 from mtppp.cluster import Cluster
+from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
+from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories
 from mtppp.plan.admission import Admission
 from mtppp.plan.environment import node_environment
 from mtppp.plan.layout import assign_ranks, cut_into_stages
 from mtppp.plan.plan import Command, NodePlan, Plan, RayPorts
 from mtppp.plan.ports import base_of, ray_ports
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.engine_spec import Speculative as EngineSpeculative
+from mtppp_patches.patch import names_needed
+from mtppp_patches.registry import PATCHES
 
 NAMESPACE = "mtppp"
 PLACEMENT_TIMEOUT = 180.0
@@ -27,8 +28,7 @@ PLACEMENT_TIMEOUT = 180.0
 def build_plan(
     cluster: Cluster,
     *,
-    family: str,
-    layer_partition: Sequence[int],
+    model: ModelFacts,
     admission: Admission,
     bundle: str,
     facts: Sequence[HostFacts],
@@ -36,8 +36,7 @@ def build_plan(
     """The Plan of one deployment.
 
     Args:
-        family: `model_type` of the model's configuration.
-        layer_partition: layers per stage, already found legal.
+        model: facts of the model.
         admission: why this combination is allowed.
         bundle: name of the plugins' directory.
         facts: of the nodes, in the order of the file.
@@ -46,6 +45,8 @@ def build_plan(
         ConfigurationError: the ranks do not fit on the nodes.
     """
     parallel = cluster.parallel
+    family = model.model_type
+    layer_partition = choose_partition(cluster, model)
     draft_tokens = cluster.speculative.tokens if cluster.speculative else 0
     ranks = assign_ranks(
         [node.gpus for node in cluster.nodes], tensor=parallel.tensor, pipeline=parallel.pipeline
@@ -114,12 +115,34 @@ def build_plan(
     )
 
 
+def choose_partition(cluster: Cluster, model: ModelFacts) -> tuple[int, ...]:
+    """Layers per stage: the file's, or as even as can be, the earlier stages taking what is left.
+
+    Raises:
+        ConfigurationError: the file's do not add up to the model's layers.
+    """
+    stages = cluster.parallel.pipeline
+    given = cluster.parallel.layer_partition
+    if given != "auto":
+        if sum(given) != model.layer_count:
+            raise ConfigurationError(
+                f"parallel.layer_partition adds up to {sum(given)} layers,"
+                f" the model has {model.layer_count}",
+                hint="the MTP layer is not counted; `auto` finds a division",
+            )
+        return given
+    if stages > model.layer_count:
+        raise ConfigurationError(
+            f"parallel.pipeline is {stages}, but the model has {model.layer_count} layers"
+        )
+    each, left = divmod(model.layer_count, stages)
+    return tuple(each + (stage < left) for stage in range(stages))
+
+
 def node_ports(cluster: Cluster) -> tuple[RayPorts, ...]:
     """Ray's ports on each node."""
     return tuple(
-        ray_ports(
-            base_of(index, first=cluster.ray.base_port, local=node.transport == "local")
-        )
+        ray_ports(base_of(index, first=cluster.ray.base_port, local=node.transport == "local"))
         for index, node in enumerate(cluster.nodes)
     )
 

@@ -102,7 +102,10 @@ def server(
             decide correctness, which the schema keeps out of `args`.
     """
     speculative = (
-        ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens}))
+        (
+            "--speculative-config",
+            json.dumps({"method": "mtp", "num_speculative_tokens": draft_tokens}),
+        )
         if draft_tokens
         else ()
     )
@@ -158,6 +161,3 @@ def flags(args: Mapping[str, Any]) -> tuple[str, ...]:
             case _:
                 built += [f"--{name}", str(value)]
     return tuple(built)
-
-
-

@@ -22,7 +22,7 @@ NOT_CARRIED_OVER = (
     "VLLM_CONFIG_ROOT",
 )
 
-TOKEN_FILE = "ray-token"
+TOKEN_FILE = "ray-token"  # noqa: S105 - a file name
 CONFIG_ROOT = "vllm-config"
 
 _CPU = {

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from mtppp import __version__
 
+
 @dataclass(frozen=True, slots=True)
 class PluginBundle:
     """Files by path relative to the directory, and the name of the directory."""

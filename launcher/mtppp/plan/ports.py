@@ -1,4 +1,4 @@
-"""The ports Ray is pinned to, so that a firewall can know them and two nodes can share a machine."""
+"""The ports Ray is pinned to: a firewall can know them, and two nodes can share a machine."""
 
 from __future__ import annotations
 

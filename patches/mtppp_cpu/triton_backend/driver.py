@@ -22,7 +22,7 @@ class InterpreterDriver(DriverBase):
         return GPUTarget("cpu", 0, 1)
 
     def get_active_torch_device(self) -> "torch.device":
-        import torch  # noqa: PLC0415  (Triton is imported where torch is not)
+        import torch
 
         return torch.device("cpu")
 

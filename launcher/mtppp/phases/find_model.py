@@ -1,0 +1,80 @@
+"""Find the model's configuration and decide whether this deployment may be launched.
+
+Before any host is touched where the configuration can be had on the operator's side; a model that
+is a path on the nodes only is read there, with the other facts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mtppp.cluster import Model
+from mtppp.console import Step
+from mtppp.errors import ConfigurationError
+from mtppp.hosts.facts import HostFacts
+from mtppp.model.config import ModelConfig, find_config, parse_config, semantic_hash
+from mtppp.model.facts import read_facts
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.phase import WithoutTrace
+from mtppp.plan.admission import admit
+
+
+class FindModel(WithoutTrace):
+    title = "model"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        config = _on_this_side(deployment.cluster.model)
+        if config is None:
+            step.note = f"{deployment.cluster.model.id}: to be read on the nodes"
+            return
+        settle(deployment, config)
+        step.note = f"{deployment.cluster.model.id} ({config.origin})"
+
+
+def settle(deployment: Deployment, config: ModelConfig) -> None:
+    """Take this as the model's configuration.
+
+    Raises:
+        Refused: with this model, the deployment is known to be wrong, or is not proven.
+    """
+    deployment.config = config
+    deployment.model = read_facts(config.values)
+    deployment.admission = admit(deployment.cluster, deployment.model)
+
+
+def _on_this_side(model: Model) -> ModelConfig | None:
+    if model.config is not None:
+        return find_config(str(model.config))
+    if not model.is_path:
+        return find_config(model.id, revision=model.revision)
+    here = Path(model.id).expanduser()
+    return find_config(str(here)) if here.is_dir() else None
+
+
+def on_nodes(model: Model, hosts: list[str], facts: list[HostFacts]) -> ModelConfig:
+    """The configuration that all nodes have, for a model that is a path.
+
+    Raises:
+        ConfigurationError: it is no configuration.
+    """
+    text = facts[0].model_config
+    assert text is not None
+    origin = f"{hosts[0]}:{model.id}/config.json"
+    return ModelConfig(parse_config(text, origin), origin, None)
+
+
+def compare_nodes(config: ModelConfig, hosts: list[str], facts: list[HostFacts]) -> None:
+    """Refuse nodes that hold another model than the one planned for.
+
+    Raises:
+        ConfigurationError: naming the nodes.
+    """
+    for host, fact in zip(hosts, facts, strict=True):
+        if fact.model_config is None:
+            continue
+        held = parse_config(fact.model_config, f"{host}: config.json")
+        if semantic_hash(held) != config.digest:
+            raise ConfigurationError(
+                f"{host} holds another model: its config.json differs from {config.origin}",
+                hint="copy the same checkpoint to every node",
+            )
