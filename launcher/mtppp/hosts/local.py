@@ -1,0 +1,105 @@
+"""The transport to the machine that mtppp itself runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from mtppp.errors import HostTimeout
+from mtppp.hosts.command import check_argv, decoded, last_lines, shown
+from mtppp.hosts.transport import Completed
+
+_NOT_FOUND = 127
+_NOT_EXECUTABLE = 126
+
+
+class LocalTransport:
+    """Runs commands on this machine as ssh would: no terminal, from the home directory.
+
+    A command sees of this process's environment no more than `PATH` and the locale: what the
+    operator happens to have exported must not decide how a node behaves.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    def connect(self) -> None:
+        """There is nothing to connect to."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float) -> Completed:
+        """Run one command to its end.
+
+        A command that cannot be started ends as it would under a shell: with 127 when there is
+        no such command, with 126 when it cannot be executed, and the reason on its stderr.
+
+        Raises:
+            HostTimeout: `timeout` passed first; the command and all in its session are killed.
+        """
+        check_argv(argv)
+        account = pwd.getpwuid(os.getuid())
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(account),
+                cwd=account.pw_dir,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return Completed(_NOT_FOUND, "", f"{argv[0]}: command not found\n")
+        except OSError as error:
+            return Completed(_NOT_EXECUTABLE, "", f"{argv[0]}: {error.strerror}\n")
+        with process:
+            try:
+                stdout, stderr = process.communicate(stdin, timeout)
+            except subprocess.TimeoutExpired as expired:
+                raise HostTimeout(
+                    self._host,
+                    f"`{shown(argv)}` did not end within {timeout:g} s",
+                    details=last_lines(expired.stderr or b"", expired.output or b""),
+                ) from None
+            finally:
+                if process.returncode is None:
+                    _kill_session(process)
+        return Completed(_status(process.returncode), decoded(stdout), decoded(stderr))
+
+
+def _environment(account: pwd.struct_passwd) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {
+        **kept,
+        "HOME": account.pw_dir,
+        "LOGNAME": account.pw_name,
+        "SHELL": account.pw_shell,
+        "USER": account.pw_name,
+    }
+
+
+def _kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and its group, and close our ends of its pipes.
+
+    Whatever left the group may still hold the other ends: reading them to their end could last.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+def _status(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode

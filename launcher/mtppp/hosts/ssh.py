@@ -1,0 +1,231 @@
+"""The transport to a host that is reached by ssh."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import paramiko
+
+from mtppp.errors import ConnectFailed, HostTimeout
+from mtppp.hosts.command import check_argv, decoded, last_lines, shown
+from mtppp.hosts.ssh_config import SshTarget, resolve_route
+from mtppp.hosts.ssh_connection import Connection, Liveness
+from mtppp.hosts.transport import Completed
+
+__all__ = ["Liveness", "SshTarget", "SshTransport"]
+
+_READ_BYTES = 1 << 16
+_WRITE_BYTES = 1 << 18
+_REFUSED_PAUSE = 0.2
+_LOST = (paramiko.SSHException, EOFError, OSError)
+
+
+class SshTransport:
+    """Runs commands over one SSH connection, each on a channel of its own.
+
+    The connection is opened when it is first needed. Once lost it is opened again only by the
+    next call: a command that was running may have had its effect, so none is ever repeated.
+    """
+
+    def __init__(self, target: SshTarget, *, liveness: Liveness | None = None) -> None:
+        self._target = target
+        self._liveness = liveness or Liveness()
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+
+    @property
+    def host(self) -> str:
+        return self._target.host
+
+    def connect(self) -> None:
+        """Open the connection; harmless when it is open.
+
+        Raises:
+            ConnectFailed: unreachable, unknown host key, refused credentials; says which.
+        """
+        self._connected()
+
+    def close(self) -> None:
+        """Close the connection, and with it the commands that are running."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float) -> Completed:
+        """Run one command to its end: until it has ended and its outputs are closed.
+
+        Args:
+            timeout: seconds, from when the connection is open. A command that is given up loses
+                its input and outputs but is not killed: sshd leaves it to run.
+
+        Raises:
+            ConnectFailed: the connection cannot be opened, or was lost while the command ran.
+            HostTimeout: `timeout` passed first.
+        """
+        check_argv(argv)
+        connection = self._connected()
+        deadline = time.monotonic() + timeout
+        late = HostTimeout(self.host, f"`{shown(argv)}` did not end within {timeout:g} s")
+        channel = self._open_channel(connection, deadline, late)
+        outputs = _Outputs(channel)
+        cause: BaseException | None = None
+        status = -1
+        with _Deadline(channel, deadline) as expired:
+            try:
+                channel.exec_command(shlex.join(argv).encode("utf-8", "surrogateescape"))
+                outputs.collect(stdin)
+                status = channel.recv_exit_status()
+            except _LOST as error:
+                cause = error
+        if expired.is_set():
+            late.details = tuple(last_lines(outputs.stderr, outputs.stdout))
+            raise late
+        if status < 0:
+            status = _signal_status(connection.exit_signal(channel))
+        if status < 0:
+            raise self._lost(connection, argv, cause)
+        return Completed(status, decoded(outputs.stdout), decoded(outputs.stderr))
+
+    def _connected(self) -> Connection:
+        with self._lock:
+            if self._connection is not None and self._connection.is_open:
+                return self._connection
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            self._connection = Connection(self.host, resolve_route(self._target), self._liveness)
+            return self._connection
+
+    def _open_channel(
+        self, connection: Connection, deadline: float, late: HostTimeout
+    ) -> paramiko.Channel:
+        """A channel for one command, waiting for one while the server has none to give.
+
+        sshd allows MaxSessions (10) at once, and one that has just ended may still count.
+        """
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                return connection.transport.open_session(timeout=max(left, 0))
+            except _LOST as error:
+                if not connection.is_open:
+                    raise ConnectFailed(
+                        self.host, f"the connection was lost: {_reason(error)}"
+                    ) from error
+                if left <= _REFUSED_PAUSE:
+                    late.hint = "The server opened no session: see MaxSessions in its sshd_config."
+                    raise late from error
+            time.sleep(_REFUSED_PAUSE)
+
+    def _lost(
+        self, connection: Connection, argv: Sequence[str], cause: BaseException | None
+    ) -> ConnectFailed:
+        if connection.is_open:
+            return ConnectFailed(
+                self.host, f"the server closed the session of `{shown(argv)}` without a status"
+            )
+        reason = _reason(cause or connection.transport.get_exception())
+        return ConnectFailed(
+            self.host,
+            f"the connection was lost while `{shown(argv)}` ran: {reason}",
+            hint="What the command did by then is not known.",
+        )
+
+
+class _Outputs:
+    """Feeds a command's input and gathers its outputs, all at once: none waits for another."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._stdout: list[bytes] = []
+        self._stderr: list[bytes] = []
+
+    @property
+    def stdout(self) -> bytes:
+        return b"".join(self._stdout)
+
+    @property
+    def stderr(self) -> bytes:
+        return b"".join(self._stderr)
+
+    def collect(self, stdin: bytes) -> None:
+        """Return once both outputs have ended, be it that the channel was closed."""
+        # A command may end without reading its input, so the writer is not waited for.
+        threading.Thread(target=self._write, args=(stdin,), daemon=True).start()
+        reader = threading.Thread(
+            target=self._read, args=(self._channel.recv_stderr, self._stderr), daemon=True
+        )
+        reader.start()
+        self._read(self._channel.recv, self._stdout)
+        reader.join()
+
+    def _write(self, stdin: bytes) -> None:
+        with contextlib.suppress(*_LOST):
+            for start in range(0, len(stdin), _WRITE_BYTES):
+                self._channel.sendall(stdin[start : start + _WRITE_BYTES])
+            self._channel.shutdown_write()
+
+    def _read(self, receive: Callable[[int], bytes], chunks: list[bytes]) -> None:
+        with contextlib.suppress(*_LOST):
+            chunks.extend(iter(functools.partial(receive, _READ_BYTES), b""))
+
+
+class _Deadline:
+    """Closes a channel at a point in time, which ends every wait for it."""
+
+    def __init__(self, channel: paramiko.Channel, deadline: float) -> None:
+        self._channel = channel
+        self._expired = threading.Event()
+        self._timer = threading.Timer(max(deadline - time.monotonic(), 0), self._expire)
+        self._timer.daemon = True
+
+    def __enter__(self) -> threading.Event:
+        self._timer.start()
+        return self._expired
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        with contextlib.suppress(*_LOST):
+            self._channel.close()
+
+    def _expire(self) -> None:
+        self._expired.set()
+        with contextlib.suppress(*_LOST):
+            self._channel.close()
+        # A channel that was closed between paramiko's check for that and its wait for the answer
+        # to a request would be waited for without end.
+        self._channel.event.set()
+
+
+def _signal_status(name: str | None) -> int:
+    """The status for the signal that ended a command; -1 if none did.
+
+    sshd has no name for some, SIGBUS for one: those give 255.
+    """
+    if name is None:
+        return -1
+    try:
+        return 128 + signal.Signals[f"SIG{name}"]
+    except KeyError:
+        return 255
+
+
+def _reason(error: BaseException | None) -> str:
+    if error is None or isinstance(error, EOFError):
+        return "the other side closed it"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

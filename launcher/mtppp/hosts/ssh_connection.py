@@ -1,0 +1,492 @@
+"""An open, authenticated SSH connection: how it comes about, and how its loss is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import shlex
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, cast
+
+import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.packet import Packetizer
+
+from mtppp.errors import ConnectFailed
+from mtppp.hosts.command import last_lines
+from mtppp.hosts.known_hosts import KnownHosts, KnownKey, Standing, fingerprint
+from mtppp.hosts.ssh_config import Endpoint
+from mtppp.hosts.ssh_identity import Identities, find_identities
+
+# How long the server may take over one step of the key exchange or the authentication.
+_STEP_TIMEOUT = 30.0
+_PROHIBITED = 1  # RFC 4254, 5.1: a channel was refused by policy
+
+# Everything that goes wrong ends in an exception here; without a handler, logging would print
+# paramiko's accounts of it, tracebacks included, on stderr.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """When a silent connection is taken for lost.
+
+    Attributes:
+        interval: seconds between two signs of life that are asked for, at most.
+        patience: seconds of silence after which the connection is lost. Far above any round
+            trip: a slow link is not a dead one.
+    """
+
+    interval: float = 10.0
+    patience: float = 40.0
+
+
+class Connection:
+    """A connection to the last of `route`, through those before it."""
+
+    def __init__(self, host: str, route: Sequence[Endpoint], liveness: Liveness) -> None:
+        """Connect.
+
+        Raises:
+            ConnectFailed: with the step that failed, and at which of the servers.
+        """
+        self._closed = threading.Event()
+        with contextlib.ExitStack() as stack:
+            previous: _Transport | None = None
+            for index, endpoint in enumerate(route):
+                proxy_errors = stack.enter_context(tempfile.TemporaryFile())
+                step = _Step(host, endpoint, index < len(route) - 1, proxy_errors)
+                stream = _Stream(_open_stream(step, previous, stack))
+                stack.callback(stream.close)
+                previous = _Transport(stream)
+                stack.callback(_end, previous)
+                direct = index == 0 and endpoint.proxy_command is None
+                _negotiate(step, previous, reached_directly=direct)
+                _authenticate(step, previous)
+            if previous is None:
+                raise ValueError("an empty route leads nowhere")
+            self._stack = stack.pop_all()
+        self.transport = previous
+        stream.patience = liveness.patience
+        interval = min(liveness.interval, route[-1].keepalive_interval)
+        threading.Thread(
+            target=self._ask_for_signs_of_life,
+            args=(interval,),
+            name=f"keepalive {host}",
+            daemon=True,
+        ).start()
+
+    @property
+    def is_open(self) -> bool:
+        return self.transport.is_active()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._stack.close()
+
+    def exit_signal(self, channel: paramiko.Channel) -> str | None:
+        """The name, without SIG, of the signal that ended the channel's command, if one did."""
+        return self.transport.exit_signals.pop(channel.get_id(), None)
+
+    def _ask_for_signs_of_life(self, interval: float) -> None:
+        while not self._closed.wait(interval) and self.transport.is_active():
+            # paramiko's own keepalive asks for no answer, so it cannot tell a dead peer. Any
+            # answer will do, and servers refuse requests that they do not know.
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self.transport.global_request("keepalive@openssh.com", wait=True)
+
+
+class _Socket(Protocol):
+    """What paramiko wants of a socket."""
+
+    def recv(self, size: int, /) -> bytes: ...
+    def send(self, data: bytes, /) -> int: ...
+    def settimeout(self, seconds: float | None, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Stream:
+    """A socket that fails once nothing has come in for `patience` seconds, if that is set.
+
+    paramiko gives sockets a timeout of a tenth of a second and tries again for ever.
+    """
+
+    def __init__(self, inner: _Socket) -> None:
+        self._inner = inner
+        self._heard = time.monotonic()
+        self._patience: float | None = None
+        self._closed = False
+
+    @property
+    def patience(self) -> float | None:
+        return self._patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._heard = time.monotonic()
+        self._patience = seconds
+
+    def recv(self, size: int) -> bytes:
+        try:
+            data = self._inner.recv(size)
+        except TimeoutError:
+            self._fail_if_silent()
+            raise
+        self._heard = time.monotonic()
+        return data
+
+    def send(self, data: bytes) -> int:
+        try:
+            return self._inner.send(data)
+        except TimeoutError:
+            self._fail_if_silent()
+            raise
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._inner.settimeout(seconds)
+
+    def close(self) -> None:
+        self._closed = True
+        self._inner.close()
+
+    def _fail_if_silent(self) -> None:
+        silence = time.monotonic() - self._heard
+        if self._patience is not None and silence > self._patience:
+            # With an errno: paramiko's handler for socket errors fails on one without.
+            reason = f"nothing heard for {silence:.0f} s"
+            raise ConnectionAbortedError(errno.ECONNABORTED, reason)
+
+
+class _Packetizer(Packetizer):
+    """Remembers which signals ended commands: paramiko reads that and drops it."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        super().__init__(stream)
+        self.exit_signals: dict[int, str] = {}
+
+    def read_message(self) -> tuple[int, paramiko.Message]:
+        kind, message = super().read_message()
+        if kind == MSG_CHANNEL_REQUEST:
+            request = paramiko.Message(message.asbytes())
+            channel = request.get_int()
+            if request.get_text() == "exit-signal":
+                request.get_boolean()
+                self.exit_signals[channel] = request.get_text()
+        return kind, message
+
+
+class _Transport(paramiko.Transport):
+    def __init__(self, stream: _Stream) -> None:
+        super().__init__(cast(socket.socket, stream), packetizer_class=_Packetizer)
+
+    @property
+    def exit_signals(self) -> dict[int, str]:
+        return cast(_Packetizer, self.packetizer).exit_signals
+
+
+def _end(transport: _Transport) -> None:
+    # Stops the handshake's timer, which would keep the process from ending until it rings.
+    transport.packetizer.complete_handshake()
+    transport.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Connecting to one server on the way to `host`.
+
+    Attributes:
+        proxy_errors: a file for what a ProxyCommand writes to stderr.
+    """
+
+    host: str
+    endpoint: Endpoint
+    is_jump: bool
+    proxy_errors: BinaryIO
+
+    def failed(self, reason: str, *, hint: str = "", details: Sequence[str] = ()) -> ConnectFailed:
+        role = "jump host " if self.is_jump else ""
+        self.proxy_errors.seek(0)
+        return ConnectFailed(
+            self.host,
+            f"{role}{self.endpoint}: {reason}",
+            hint=hint,
+            details=[*details, *last_lines(self.proxy_errors.read())],
+        )
+
+
+def _open_stream(step: _Step, previous: _Transport | None, stack: contextlib.ExitStack) -> _Socket:
+    if previous is not None:
+        return _open_through(step, previous)
+    if step.endpoint.proxy_command is not None:
+        return _open_by_command(step, step.endpoint.proxy_command, stack)
+    return _open_directly(step)
+
+
+def _open_directly(step: _Step) -> socket.socket:
+    address = (step.endpoint.hostname, step.endpoint.port)
+    try:
+        opened = socket.create_connection(address, step.endpoint.connect_timeout)
+    except socket.gaierror as error:
+        raise step.failed(
+            f"the name does not resolve ({error.strerror})",
+            hint="Check the host's name in cluster.yaml and HostName in the ssh configuration.",
+        ) from error
+    except ConnectionRefusedError as error:
+        raise step.failed(
+            "connection refused: nothing listens on that port", hint="Is sshd running there?"
+        ) from error
+    except TimeoutError as error:
+        raise step.failed(
+            f"timed out: no answer within {step.endpoint.connect_timeout:g} s",
+            hint="Is the host up, and does a firewall let the port through?",
+        ) from error
+    except OSError as error:
+        raise step.failed(f"cannot connect: {error.strerror or error}") from error
+    # Requests are small and wait for their answers: never hold one back to fill a packet.
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return opened
+
+
+def _open_through(step: _Step, previous: _Transport) -> paramiko.Channel:
+    endpoint = step.endpoint
+    try:
+        return previous.open_channel(
+            "direct-tcpip",
+            (endpoint.hostname, endpoint.port),
+            ("127.0.0.1", 0),
+            timeout=endpoint.connect_timeout,
+        )
+    except paramiko.ChannelException as error:
+        reason = (
+            "the jump host before it does not allow forwarding"
+            if error.code == _PROHIBITED
+            else "the jump host before it cannot connect to it"
+        )
+        raise step.failed(reason) from error
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        reason = f"no connection from the jump host before it: {error or type(error).__name__}"
+        raise step.failed(reason) from error
+
+
+def _open_by_command(step: _Step, command: str, stack: contextlib.ExitStack) -> socket.socket:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f"exec {command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            stderr=step.proxy_errors,
+            start_new_session=True,
+        )
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return ours
+
+
+def _negotiate(step: _Step, transport: _Transport, *, reached_directly: bool) -> None:
+    """Exchange keys and check the host's."""
+    endpoint = step.endpoint
+    try:
+        known_hosts = KnownHosts.read(endpoint.known_hosts)
+    except OSError as error:
+        raise step.failed(f"cannot read {error.filename}: {error.strerror}") from error
+    options = transport.get_security_options()
+    known_types = known_hosts.key_types(endpoint.recorded_names)
+    options.key_types = _known_first(options.key_types, known_types)
+    transport.banner_timeout = endpoint.connect_timeout
+    transport.handshake_timeout = _STEP_TIMEOUT
+    transport.auth_timeout = _STEP_TIMEOUT
+    try:
+        transport.start_client(timeout=endpoint.connect_timeout + _STEP_TIMEOUT)
+        key = transport.get_remote_server_key()
+    except (paramiko.SSHException, EOFError, OSError) as error:
+        raise _negotiation_failed(step, transport, error) from error
+    _check_host_key(step, known_hosts, key, reached_directly=reached_directly)
+
+
+def _known_first(offered: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    """Host key algorithms with those first for which known_hosts has the host's key.
+
+    A host has several keys, and shows the one asked for first. Asking for another would make a
+    known host look like an unknown one.
+    """
+    return tuple(sorted(offered, key=lambda algorithm: _key_type(algorithm) not in known))
+
+
+def _key_type(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def _negotiation_failed(step: _Step, transport: _Transport, error: BaseException) -> ConnectFailed:
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return step.failed(f"no algorithms in common: {error}")
+    if transport.remote_version:
+        return step.failed("the connection was closed, or stalled, during the key exchange")
+    cause = error.__context__
+    if isinstance(cause, TimeoutError):
+        return step.failed(
+            f"accepted the connection, but sent no SSH banner within "
+            f"{step.endpoint.connect_timeout:g} s",
+            hint="Is it an SSH server, and is it overloaded?",
+        )
+    if isinstance(cause, EOFError):
+        return step.failed(
+            "closed the connection before its SSH banner",
+            hint="sshd does that beyond MaxStartups, and for addresses it is told to deny.",
+        )
+    return step.failed(f"does not speak SSH: {cause or error}")
+
+
+def _check_host_key(
+    step: _Step, known_hosts: KnownHosts, key: paramiko.PKey, *, reached_directly: bool
+) -> None:
+    endpoint = step.endpoint
+    names = endpoint.recorded_names
+    kind, blob = key.get_name(), key.asbytes()
+    presented = f"{kind} {fingerprint(blob)}"
+    standing, lines = known_hosts.judge(names, kind, blob)
+    if standing is Standing.TRUSTED:
+        return
+    if standing is Standing.REVOKED:
+        raise step.failed(
+            f"THE HOST KEY IS REVOKED: {presented}, by {lines[0].origin}",
+            hint="Whoever has that key is not to be trusted. Ask the host's administrator.",
+        )
+    add = _command_to_add(endpoint, key, reached_directly=reached_directly)
+    compare = "Compare the fingerprint with `ssh-keygen -lf` on the host's console first."
+    if standing is Standing.CHANGED:
+        forget = [
+            f"ssh-keygen -R {shlex.quote(names[0])} -f {shlex.quote(path)}"
+            for path in dict.fromkeys(line.origin.rpartition(":")[0] for line in lines)
+        ]
+        raise step.failed(
+            "THE HOST KEY HAS CHANGED. Someone may be intercepting the connection, "
+            "or the host was installed anew.",
+            hint=f"{compare} If the host is the right one: {' && '.join([*forget, add])}",
+            details=[f"presented: {presented}", *map(_shown_known_key, lines)],
+        )
+    authority = (
+        ["known_hosts trusts a certificate authority for it; host certificates are not supported"]
+        if known_hosts.trusts_authority_for(names[0])
+        else []
+    )
+    raise step.failed(
+        f"unknown host key {presented}", hint=f"{compare} Then: {add}", details=authority
+    )
+
+
+def _shown_known_key(line: KnownKey) -> str:
+    return f"recorded:  {line.key_type} {fingerprint(line.blob)} ({line.origin})"
+
+
+def _command_to_add(endpoint: Endpoint, key: paramiko.PKey, *, reached_directly: bool) -> str:
+    """The shell command that records the host's key in the first known_hosts file."""
+    file = shlex.quote(str(endpoint.known_hosts[0]))
+    name = endpoint.recorded_names[0]
+    if reached_directly and not endpoint.host_key_alias:
+        kind = key.get_name().removeprefix("ssh-").partition("-")[0]
+        host = shlex.quote(endpoint.hostname)
+        return f"ssh-keyscan -t {kind} -p {endpoint.port} {host} >> {file}"
+    line = f"{name} {key.get_name()} {key.get_base64()}"
+    return f"echo {shlex.quote(line)} >> {file}"
+
+
+def _authenticate(step: _Step, transport: _Transport) -> None:
+    user = step.endpoint.user
+    with _agent() as agent_keys:
+        identities = find_identities(step.endpoint, agent_keys)
+        attempts: list[str] = []
+        try:
+            methods = _methods(transport, user)
+            for identity in identities.usable:
+                if transport.is_authenticated() or "publickey" not in methods:
+                    break
+                attempts.append(f"refused: {identity.label}")
+                try:
+                    more = transport.auth_publickey(user, identity.key)
+                except paramiko.AuthenticationException:
+                    if not transport.is_active():
+                        raise
+                    continue
+                if more:
+                    attempts[-1] = f"accepted, but {' and '.join(more)} is also asked for: " + (
+                        identity.label
+                    )
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise _authentication_broke_off(step, attempts, error) from error
+        if not transport.is_authenticated():
+            raise _refused(step, methods, attempts, identities)
+
+
+@contextlib.contextmanager
+def _agent() -> Iterator[tuple[paramiko.AgentKey, ...]]:
+    """The keys of the agent at SSH_AUTH_SOCK; none if there is no agent, or it is no use."""
+    try:
+        agent = paramiko.Agent()
+    except (paramiko.SSHException, OSError):
+        yield ()
+        return
+    try:
+        yield agent.get_keys()
+    finally:
+        agent.close()
+
+
+def _methods(transport: _Transport, user: str) -> list[str]:
+    """The authentication methods that the server offers; some let a user in without any."""
+    try:
+        return list(transport.auth_none(user))
+    except paramiko.BadAuthenticationType as refusal:
+        return list(refusal.allowed_types)
+
+
+def _authentication_broke_off(
+    step: _Step, attempts: Sequence[str], error: BaseException
+) -> ConnectFailed:
+    return step.failed(
+        f"the connection ended during authentication as {step.endpoint.user!r} "
+        f"after {len(attempts)} keys: {error or type(error).__name__}",
+        hint="sshd closes the connection after MaxAuthTries keys: name the right one with "
+        "identity_file, and set IdentitiesOnly.",
+        details=attempts,
+    )
+
+
+def _refused(
+    step: _Step, methods: Sequence[str], attempts: Sequence[str], identities: Identities
+) -> ConnectFailed:
+    user = step.endpoint.user
+    locked = [f"{path} is encrypted and no agent holds it" for path in identities.locked]
+    details = [*attempts, *locked, *identities.unusable]
+    offered = ", ".join(methods)
+    if "publickey" not in methods:
+        return step.failed(
+            f"authentication refused for user {user!r}: the server takes {offered}, not publickey",
+            hint="Allow keys on the host: mtppp answers no questions.",
+            details=details,
+        )
+    if locked:
+        return step.failed(
+            f"authentication refused for user {user!r}: {locked[0]}",
+            hint=f"ssh-add {shlex.quote(str(identities.locked[0]))}",
+            details=details,
+        )
+    if not attempts:
+        return step.failed(
+            f"authentication refused for user {user!r}: there is no key to offer",
+            hint="Name one with identity_file, or add one to the agent at SSH_AUTH_SOCK.",
+            details=details,
+        )
+    return step.failed(
+        f"authentication refused for user {user!r}: the server takes {offered}, "
+        f"but none of the keys offered",
+        hint=f"Is one of them in ~{user}/.ssh/authorized_keys there?",
+        details=details,
+    )

@@ -1,0 +1,189 @@
+"""Real OpenSSH servers, agents and keys for the tests, and a network that can be disturbed."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mtppp.hosts.known_hosts import fingerprint, recorded_name
+from mtppp.hosts.ssh import SshTarget, SshTransport
+
+SSHD = "/usr/sbin/sshd"
+LOOPBACK = "127.0.0.1"
+USER = getpass.getuser()
+
+
+def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+    return path
+
+
+def public_key(path: Path) -> str:
+    """The type and the base64 of the public key that belongs to a private one."""
+    return " ".join(path.with_name(path.name + ".pub").read_text().split()[:2])
+
+
+def key_fingerprint(path: Path) -> str:
+    import base64
+
+    return fingerprint(base64.b64decode(public_key(path).split()[1]))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+class Sshd:
+    """An sshd of the user who runs the tests, which lets in the holder of `client_key`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        client_key: Path,
+        *,
+        settings: str = "",
+        host_keys: tuple[str, ...] = ("ed25519",),
+    ) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self.client_key = client_key
+        self.port = free_port()
+        self.host_keys = {kind: make_key(directory / f"host_{kind}", kind) for kind in host_keys}
+        self.authorized_keys = directory / "authorized_keys"
+        self.authorized_keys.write_text(public_key(client_key) + "\n")
+        self.known_hosts = directory / "known_hosts"
+        self.known_hosts.write_text(self.known_line())
+        configuration = [
+            *settings.splitlines(),
+            f"ListenAddress {LOOPBACK}:{self.port}",
+            *(f"HostKey {key}" for key in self.host_keys.values()),
+            f"AuthorizedKeysFile {self.authorized_keys}",
+            "PidFile none",
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "MaxStartups 500",
+        ]
+        (directory / "sshd_config").write_text("\n".join(configuration) + "\n")
+        if os.getuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        self._process = subprocess.Popen(
+            [SSHD, "-D", "-f", directory / "sshd_config", "-E", directory / "log"]
+        )
+        self._await_start()
+
+    def _await_start(self) -> None:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection((LOOPBACK, self.port), 1):
+                return
+        raise AssertionError(f"sshd did not start: {(self.directory / 'log').read_text()}")
+
+    def known_line(self, kind: str = "ed25519", name: str | None = None) -> str:
+        name = name or recorded_name(LOOPBACK, self.port)
+        return f"{name} {public_key(self.host_keys[kind])}\n"
+
+    def target(self, **changes: object) -> SshTarget:
+        settings: dict[str, object] = {
+            "host": LOOPBACK,
+            "port": self.port,
+            "identity_file": self.client_key,
+            "known_hosts": self.known_hosts,
+            **changes,
+        }
+        return SshTarget(**settings)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def transport(self, **changes: object) -> Iterator[SshTransport]:
+        with contextlib.closing(SshTransport(self.target(**changes))) as transport:
+            yield transport
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait(10)
+
+
+@contextlib.contextmanager
+def agent(directory: Path, *keys: Path, passphrase: str = "") -> Iterator[str]:
+    """An ssh-agent that holds `keys`: yields the path of its socket."""
+    path = str(directory / "agent.sock")
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    try:
+        while not Path(path).exists():
+            assert process.poll() is None
+            time.sleep(0.005)
+        askpass = directory / "askpass"
+        askpass.write_text(f"#!/bin/sh\necho {passphrase}\n")
+        askpass.chmod(0o700)
+        environment = {
+            **os.environ,
+            "SSH_AUTH_SOCK": path,
+            "SSH_ASKPASS": str(askpass),
+            "SSH_ASKPASS_REQUIRE": "force",
+        }
+        for key in keys:
+            subprocess.run(["ssh-add", "-q", str(key)], check=True, env=environment)
+        yield path
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+class Relay:
+    """A TCP relay to a port of this machine that can delay what passes, or swallow it."""
+
+    def __init__(self, target_port: int, delay: float = 0) -> None:
+        self.delay = delay
+        self.cut = False
+        self._target_port = target_port
+        self._stopped = threading.Event()
+        self._listener = socket.create_server((LOOPBACK, 0))
+        self._listener.settimeout(0.05)
+        self.port = int(self._listener.getsockname()[1])
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._accepting.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        passing = []
+        while not self._stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                near, _ = self._listener.accept()
+                far = socket.create_connection((LOOPBACK, self._target_port))
+                for source, sink in ((near, far), (far, near)):
+                    passing.append(threading.Thread(target=self._pass, args=(source, sink)))
+                    passing[-1].start()
+        for thread in passing:
+            thread.join()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        """Pass on what comes, each piece `delay` seconds after it came."""
+        waiting: list[tuple[float, bytes]] = []
+        with contextlib.suppress(OSError), sink:
+            while not self._stopped.is_set():
+                if select.select([source], [], [], 0.01)[0]:
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    waiting.append((time.monotonic() + self.delay, data))
+                while waiting and waiting[0][0] <= time.monotonic():
+                    _, data = waiting.pop(0)
+                    if not self.cut:
+                        sink.sendall(data)
