@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from mtppp.cluster.fields import Surroundings
 from mtppp.cluster.messages import problems_of, unknown_keys
 from mtppp.cluster.reader import read_document
-from mtppp.cluster.schema import Cluster, Surroundings
+from mtppp.cluster.schema import Cluster
 from mtppp.cluster.source import KeyPath, Problem, Source, render
 from mtppp.errors import ConfigurationError
 

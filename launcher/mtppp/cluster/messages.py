@@ -10,8 +10,9 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from mtppp.cluster.fields import FieldErrors
 from mtppp.cluster.managed import MANAGED_FLAGS
-from mtppp.cluster.schema import Cluster, FieldErrors, Serve
+from mtppp.cluster.schema import Cluster, Serve
 from mtppp.cluster.source import KeyPath, Problem, describe, shorten
 
 
@@ -50,7 +51,6 @@ _WORDING = {
     "model_attributes_type": "must be a mapping; is {value}",
     "dict_type": "must be a mapping; is {value}",
     "tuple_type": "must be a list; is {value}",
-    "too_short": "must not be empty",
     "value_error": "{error}",
 }
 
@@ -76,7 +76,8 @@ def _not_one_of(expected: str, value: object) -> str:
 
 def _unknown_key(path: KeyPath) -> str:
     key, section = str(path[-1]), _section_at(path[:-1])
-    if near := _did_you_mean(key, section.model_fields):
+    # More alike than for values: user is not serve.
+    if near := _did_you_mean(key, section.model_fields, cutoff=0.7):
         return f"unknown key{near}"
     if reason := MANAGED_FLAGS.get(key.replace("_", "-")):
         return f"unknown key: {reason}"
@@ -88,10 +89,11 @@ def _unknown_key(path: KeyPath) -> str:
     return f"unknown key; there are {', '.join(section.model_fields)}"
 
 
-def _did_you_mean(wrong: object, choices: Iterable[str]) -> str:
+def _did_you_mean(wrong: object, choices: Iterable[str], cutoff: float = 0.6) -> str:
     if not isinstance(wrong, str):
         return ""
-    alike = difflib.get_close_matches(wrong.lower().replace("-", "_"), list(choices), n=1)
+    wrong = wrong.lower().replace("-", "_")
+    alike = difflib.get_close_matches(wrong, list(choices), n=1, cutoff=cutoff)
     return f"; did you mean {shorten(alike[0])}?" if alike else ""
 
 

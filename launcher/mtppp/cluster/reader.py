@@ -89,13 +89,12 @@ class _Reader:
             self.line = _line(event)
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
-            elif isinstance(event, yaml.NodeEvent):
-                if documents == 1:
-                    self.document.lines[()] = self.line
-                    self.document.value = self._value(event, events, ())
-                else:
+                if documents == 2:
                     self._refuse((), "a second document begins here; one file is one cluster")
                     return
+            elif isinstance(event, yaml.NodeEvent):
+                self.document.lines[()] = self.line
+                self.document.value = self._value(event, events, ())
 
     def _value(self, event: yaml.Event, events: Iterator[yaml.Event], path: KeyPath) -> object:
         if isinstance(event, yaml.AliasEvent):
@@ -230,18 +229,19 @@ def _fatal(error: Exception, text: str, line: int) -> Problem:
         case yaml.MarkedYAMLError():
             return _syntax_error(error)
         case _:
-            # PyYAML lets "\UFFFFFFFF" through to chr(), and an endless %YAML version to int().
-            return Problem((), f"not valid YAML: {error}", line)
+            # PyYAML hands the 8 digits of "\UFFFFFFFF" to chr() as they are.
+            return Problem((), "not valid YAML: a number in an escape is out of range", line)
 
 
 def _syntax_error(error: yaml.MarkedYAMLError) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    message = f"not valid YAML: {error.problem or error.context}"
-    if r"'\t'" in message:
-        message = "a tab cannot stand here; YAML is indented with spaces"
-    elif error.problem and error.context and error.context_mark:
-        message += f", {error.context} that begins on line {error.context_mark.line + 1}"
-    return Problem((), message, mark.line + 1 if mark else None)
+    mark, begin = error.problem_mark, error.context_mark
+    line = mark.line + 1 if mark else None
+    if r"'\t'" in str(error.problem):
+        return Problem((), "a tab cannot stand here; YAML is indented with spaces", line)
+    message = f"not valid YAML: {error.problem}"
+    if error.context and begin and begin.line + 1 != line:
+        message += f", {error.context} that begins on line {begin.line + 1}"
+    return Problem((), message, line)
 
 
 def _forbidden_character(error: ReaderError, text: str) -> Problem:

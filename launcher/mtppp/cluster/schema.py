@@ -1,7 +1,6 @@
 """What may stand in cluster.yaml. The reference page is generated from these models.
 
-Validation is pure. Paths on the operator's side are relative to the cluster file and may begin
-with `~`; pass `Surroundings` as pydantic's validation context to resolve them.
+Validation is pure; relative paths need `Surroundings` as pydantic's validation context.
 """
 
 from __future__ import annotations
@@ -11,15 +10,11 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from pathlib import PurePosixPath
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     JsonValue,
     StrictInt,
@@ -28,97 +23,22 @@ from pydantic import (
     model_validator,
 )
 
-from mtppp.cluster.managed import looks_secret, managed_flag, reserved_env
-from mtppp.cluster.source import KeyPath, Problem, describe
+from mtppp.cluster.fields import (
+    MAX_PORT,
+    Count,
+    FieldErrors,
+    OperatorPath,
+    Port,
+    Section,
+    UserName,
+    matching,
+    raise_if_any,
+    surroundings_of,
+)
+from mtppp.cluster.managed import env_problems, flag_problems, secret_problems
+from mtppp.cluster.source import Problem, describe
 
 PORTS_PER_NODE = 100
-MAX_PORT = 65535
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What relative paths in a cluster file are relative to.
-
-    Attributes:
-        directory: absolute directory of the cluster file.
-        home: the operator's home directory; None when there is none.
-    """
-
-    directory: Path
-    home: Path | None
-
-
-class FieldErrors(ValueError):
-    """Several problems found by one validator, with key paths relative to what it validates."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("; ".join(problem.message for problem in problems))
-        self.problems = tuple(problems)
-
-
-def _raise_if_any(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise FieldErrors(problems)
-
-
-def _matching(pattern: str, wanted: str) -> AfterValidator:
-    """Text that matches `pattern` as a whole; `wanted` completes "must be ..."."""
-    compiled = re.compile(pattern)
-
-    def check(value: str) -> str:
-        if compiled.fullmatch(value):
-            return value
-        raise ValueError(f"must be {wanted}; is {describe(value)}")
-
-    return AfterValidator(check)
-
-
-def _operator_path(value: object, info: ValidationInfo) -> object:
-    """A path on the operator's side, made absolute."""
-    if not isinstance(value, str):
-        return value
-    path = Path(value)
-    if path.is_absolute():
-        return path
-    if not value:
-        raise ValueError("must be a path; is empty")
-    surroundings = _surroundings(info)
-    if surroundings is None:
-        raise ValueError(f"must be an absolute path; is {describe(value)}")
-    if path.parts[0] == "~":
-        if surroundings.home is None:
-            raise ValueError("must not begin with ~: the home directory is not known")
-        return surroundings.home.joinpath(*path.parts[1:])
-    if value.startswith("~"):
-        raise ValueError(f'must begin with "/" or "~/", or be relative; is {describe(value)}')
-    return Path(posixpath.normpath(surroundings.directory / path))
-
-
-def _surroundings(info: ValidationInfo) -> Surroundings | None:
-    return info.context if isinstance(info.context, Surroundings) else None
-
-
-Port = Annotated[StrictInt, Field(ge=1, le=MAX_PORT)]
-Count = Annotated[StrictInt, Field(ge=1)]
-OperatorPath = Annotated[Path, BeforeValidator(_operator_path)]
-UserName = Annotated[
-    str, _matching(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?", "the name of a user on the node")
-]
-EnvName = Annotated[str, _matching(r"[A-Za-z_][A-Za-z0-9_]*", "a variable name")]
-
-
-class Section(BaseModel):
-    """A mapping in the file. A key without a value is the same as no key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_empty(cls, data: object) -> object:
-        if not isinstance(data, dict):
-            return data
-        return {k: v for k, v in data.items() if v is not None or k not in cls.model_fields}
-
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 
@@ -134,7 +54,7 @@ class Model(Section):
         )
     )
     revision: (
-        Annotated[str, _matching(r"[A-Za-z0-9][\w./-]*", "a branch, a tag or a commit")] | None
+        Annotated[str, matching(r"[A-Za-z0-9][\w./-]*", "a branch, a tag or a commit")] | None
     ) = Field(
         default=None,
         description="Branch, tag or commit on the hub; the default branch if not given.",
@@ -147,7 +67,7 @@ class Model(Section):
         ),
     )
     served_name: Annotated[
-        str, _matching(r"[^\s-]\S*|", "a name without spaces that does not begin with a dash")
+        str, matching(r"[^\s-]\S*|", "a name without spaces that does not begin with a dash")
     ] = Field(
         default="",
         validate_default=True,
@@ -165,7 +85,7 @@ class Model(Section):
         if value.startswith(("/", "~/")):
             return posixpath.normpath(value)
         if value.startswith(("./", "../")):
-            surroundings = _surroundings(info)
+            surroundings = surroundings_of(info)
             if surroundings is None:
                 raise ValueError(f"must be an absolute path or a hub id; is {describe(value)}")
             return posixpath.normpath(surroundings.directory / value)
@@ -179,7 +99,11 @@ class Model(Section):
     @field_validator("served_name")
     @classmethod
     def _last_part_of_id(cls, value: str, info: ValidationInfo) -> str:
-        return value or PurePosixPath(info.data.get("id", "")).name
+        if value or "id" not in info.data:
+            return value
+        if name := PurePosixPath(info.data["id"]).name:
+            return name
+        raise ValueError("required, because model.id has no last part to take it from")
 
     @model_validator(mode="after")
     def _revision_of_a_hub_id(self) -> Self:
@@ -282,7 +206,7 @@ class Node(Section):
     @model_validator(mode="after")
     def _nothing_of_ssh_when_local(self) -> Self:
         if self.transport == "local":
-            _raise_if_any(
+            raise_if_any(
                 [
                     Problem((key,), "has no meaning with transport: local; remove it")
                     for key in ("user", "port", "identity_file")
@@ -306,7 +230,7 @@ class Runtime(Section):
 
     vllm: Annotated[
         str,
-        _matching(r"[0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?", 'one release such as "0.32.0"'),
+        matching(r"[0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?", 'one release such as "0.32.0"'),
     ] = Field(description="The vLLM release; every node is checked to have exactly this one.")
     python: Annotated[str, AfterValidator(_node_python)] = Field(
         description=(
@@ -331,23 +255,8 @@ class Runtime(Section):
     def _env_as_text(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        _raise_if_any(list(_env_problems(value)))
+        raise_if_any(list(env_problems(value)))
         return {name: str(text) for name, text in value.items()}
-
-
-def _env_problems(env: dict[str, object]) -> Iterator[Problem]:
-    for name, value in env.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem((name,), "not a variable name: letters, digits and _ only")
-        elif reason := reserved_env(name):
-            yield Problem((name,), f"must not be set here: {reason}")
-        elif looks_secret(name):
-            yield Problem((name,), "a secret must not be in the file; list its name under secrets")
-        elif isinstance(value, bool | float):
-            # As text there is more than one way to write it, and programs differ: True, true, 1.
-            yield Problem((name,), "must be text; write it in quotes, exactly as vLLM is to see it")
-        elif not isinstance(value, str | int):
-            yield Problem((name,), f"must be text; is {describe(value)}")
 
 
 class Parallel(Section):
@@ -377,7 +286,7 @@ class Parallel(Section):
             raise ValueError(
                 f"must be auto, or a list of the layers of each stage; is {describe(value)}"
             )
-        _raise_if_any(
+        raise_if_any(
             [
                 Problem((i,), f"must be a whole number of at least 1; is {describe(layers)}")
                 for i, layers in enumerate(counts)
@@ -429,34 +338,8 @@ class Serve(Section):
     def _kebab_case(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        _raise_if_any(list(_flag_problems(list(value))))
+        raise_if_any(list(flag_problems(list(value))))
         return {key.replace("_", "-"): argument for key, argument in value.items()}
-
-
-def _flag_problems(keys: Sequence[str]) -> Iterator[Problem]:
-    seen: dict[str, str] = {}
-    for key in keys:
-        flag = key.replace("_", "-")
-        if problem := _flag_problem(flag):
-            yield Problem((key,), problem)
-        elif flag in seen:
-            yield Problem((key,), f"the same flag as {seen[flag]}; remove one of the two")
-        seen.setdefault(flag, key)
-
-
-def _flag_problem(flag: str) -> str | None:
-    name, dot, inner = flag.partition(".")
-    if reason := managed_flag(name):
-        return reason
-    if flag.startswith("no-"):
-        return f"a flag is switched off by its value; write {flag.removeprefix('no-')}: false"
-    if flag.startswith("-"):
-        return f"flags are written without dashes in front; write {flag.lstrip('-')}"
-    if dot:
-        return f"written as a mapping; write {name}: {{{inner}: ...}}"
-    if not re.fullmatch(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", flag):
-        return "not a flag: lower-case letters, digits and dashes only"
-    return None
 
 
 class Ray(Section):
@@ -465,8 +348,8 @@ class Ray(Section):
     base_port: Annotated[StrictInt, Field(ge=1024, le=MAX_PORT - PORTS_PER_NODE + 1)] = Field(
         default=26300,
         description=(
-            "First of a block of 100 ports on each node that Ray listens on. Nodes that are local "
-            "share a machine and take the blocks that follow. Best below 32768, where Linux "
+            "First of the block of 100 ports that Ray uses on each node. Local nodes share a "
+            "machine: the second has the block after it, and so on. Best below 32768, where Linux "
             "begins to hand out ports of its own accord."
         ),
     )
@@ -477,7 +360,7 @@ class Ray(Section):
 
 Name = Annotated[
     str,
-    _matching(
+    matching(
         r"[a-z0-9][a-z0-9.-]{0,39}",
         'at most 40 of the characters a-z, 0-9, "." and "-", the first a letter or a digit',
     ),
@@ -498,7 +381,7 @@ class Cluster(Section):
     gpus_per_node: Count | None = Field(
         default=None, description="`gpus` of every node that has none."
     )
-    nodes: Annotated[tuple[Node, ...], Field(min_length=1)] = Field(
+    nodes: tuple[Node, ...] = Field(
         description=(
             "The hosts in pipeline order: the first has stage 0 and the API server, the last has "
             "the last stage and the drafter."
@@ -507,8 +390,10 @@ class Cluster(Section):
     runtime: Runtime = Field(description=str(Runtime.__doc__))
     parallel: Parallel = Field(default_factory=Parallel, description=str(Parallel.__doc__))
     speculative: Speculative | None = Field(default=None, description=str(Speculative.__doc__))
-    serve: Serve = Field(default_factory=Serve, description=str(Serve.__doc__))
     ray: Ray = Field(default_factory=Ray, description=str(Ray.__doc__))
+    serve: Serve = Field(
+        default_factory=Serve, validate_default=True, description=str(Serve.__doc__)
+    )
     secrets: tuple[str, ...] = Field(
         default=(),
         description=(
@@ -522,6 +407,8 @@ class Cluster(Section):
     def _expand_nodes(cls, nodes: object, info: ValidationInfo) -> object:
         if not isinstance(nodes, list | tuple):
             return nodes
+        if not nodes:
+            raise ValueError("must not be empty")
         # An invalid gpus_per_node is not in `data`; the nodes are not to blame for it.
         gpus = info.data.get("gpus_per_node", sys.maxsize)
         return [_expand_node(node, gpus) for node in nodes]
@@ -529,7 +416,7 @@ class Cluster(Section):
     @field_validator("nodes")
     @classmethod
     def _distinct_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        _raise_if_any(
+        raise_if_any(
             [
                 *_repeated(nodes, "host", lambda node: node.host.lower()),
                 *_repeated(nodes, "address", lambda node: node.address),
@@ -553,30 +440,34 @@ class Cluster(Section):
 
     @field_validator("ray")
     @classmethod
-    def _ports_apart(cls, ray: Ray, info: ValidationInfo) -> Ray:
-        nodes, serve = info.data.get("nodes"), info.data.get("serve")
-        if nodes is None or serve is None:
-            return ray
-        blocks = max(1, sum(node.transport == "local" for node in nodes))
-        last = ray.base_port + blocks * PORTS_PER_NODE - 1
-        if last > MAX_PORT:
-            message = f"the ports of {blocks} local nodes would end at {last}, above {MAX_PORT}"
-            raise FieldErrors([Problem(("base_port",), message)])
-        if ray.base_port <= serve.port <= last:
-            message = f"ports {ray.base_port} to {last} are Ray's; serve.port is {serve.port}"
-            raise FieldErrors([Problem(("base_port",), message)])
+    def _ports_exist(cls, ray: Ray, info: ValidationInfo) -> Ray:
+        if nodes := info.data.get("nodes"):
+            last = _ray_ports(ray, nodes)[-1]
+            if last > MAX_PORT:
+                message = f"the local nodes' ports would end at {last}, above {MAX_PORT}"
+                raise FieldErrors([Problem(("base_port",), message)])
         return ray
+
+    @field_validator("serve")
+    @classmethod
+    def _port_not_rays(cls, serve: Serve, info: ValidationInfo) -> Serve:
+        if "nodes" in info.data and "ray" in info.data:
+            ports = _ray_ports(info.data["ray"], info.data["nodes"])
+            if serve.port in ports:
+                message = f"ports {ports[0]} to {ports[-1]}, from ray.base_port on, are Ray's"
+                raise FieldErrors([Problem(("port",), f"{message}; is {serve.port}")])
+        return serve
 
     @field_validator("secrets", mode="before")
     @classmethod
     def _names_alone(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, list | tuple):
-            _raise_if_any(list(_secret_problems(value)))
+            raise_if_any(list(secret_problems(value)))
         return value
 
     @model_validator(mode="after")
     def _secret_or_plain(self) -> Self:
-        _raise_if_any(
+        raise_if_any(
             [
                 Problem(("runtime", "env", name), "is also under secrets; remove one of the two")
                 for name in self.runtime.env
@@ -584,6 +475,12 @@ class Cluster(Section):
             ]
         )
         return self
+
+
+def _ray_ports(ray: Ray, nodes: Sequence[Node]) -> range:
+    """The ports of all nodes. A local node has the block that belongs to its place in the file."""
+    last_local = max((i for i, node in enumerate(nodes) if node.transport == "local"), default=0)
+    return range(ray.base_port, ray.base_port + (last_local + 1) * PORTS_PER_NODE)
 
 
 def _expand_node(node: object, gpus: int | None) -> object:
@@ -613,18 +510,3 @@ def _unreachable_loopback(nodes: Sequence[Node]) -> Iterator[Problem]:
         if loopback[i]:
             message = f"{node.address} is a loopback address, which the other hosts cannot reach"
             yield Problem((i, "address"), message)
-
-
-def _secret_problems(names: Sequence[Any]) -> Iterator[Problem]:
-    seen: set[str] = set()
-    for i, name in enumerate(names):
-        path: KeyPath = (i,)
-        # Not shown: it may be the secret itself.
-        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Problem(path, "must be the name of an environment variable, never its value")
-        elif reason := reserved_env(name):
-            yield Problem(path, f"{name} must not be passed on: {reason}")
-        elif name in seen:
-            yield Problem(path, f"{name} is listed twice; remove one of the two")
-        else:
-            seen.add(name)
