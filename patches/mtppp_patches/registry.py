@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from mtppp_patches import (
+    config_gate,
+    draft_relay,
+    drafter_weights,
+    engine_guard,
+    structured_drafts,
+)
 from mtppp_patches.patch import Patch
 
-PATCHES: tuple[Patch, ...] = ()
+PATCHES: tuple[Patch, ...] = (
+    engine_guard.PATCH,
+    config_gate.PATCH,
+    draft_relay.PATCH,
+    drafter_weights.PATCH,
+    structured_drafts.PATCH,
+)

@@ -1,0 +1,12 @@
+"""The entry points of this package, for whoever makes a path entry with a `dist-info` from it.
+
+They are declared here and not in the distribution that ships the package: installing that must not
+change what a vLLM in the same environment does.
+"""
+
+from collections.abc import Mapping
+
+ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
+    "vllm.general_plugins": {"mtppp_patches": "mtppp_patches.plugin:register"},
+}
+"""Entry-point group -> name -> value, as in `entry_points.txt`."""
