@@ -7,6 +7,6 @@ change what a vLLM in the same environment does.
 from collections.abc import Mapping
 
 ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
-    "vllm.general_plugins": {"mtppp": "mtppp_patches.plugin:register"},
+    "vllm.general_plugins": {"mtppp_patches": "mtppp_patches.plugin:register"},
 }
 """Entry-point group -> name -> value, as in `entry_points.txt`."""

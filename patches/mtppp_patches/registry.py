@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from mtppp_patches import attest, placement
+from mtppp_patches import (
+    attest,
+    config_gate,
+    draft_relay,
+    drafter_weights,
+    engine_guard,
+    placement,
+    structured_drafts,
+)
 from mtppp_patches.patch import Patch
 
-PATCHES: tuple[Patch, ...] = (placement.PATCH, attest.PATCH)
+PATCHES: tuple[Patch, ...] = (
+    engine_guard.PATCH,
+    config_gate.PATCH,
+    draft_relay.PATCH,
+    drafter_weights.PATCH,
+    structured_drafts.PATCH,
+    placement.PATCH,
+    attest.PATCH,
+)

@@ -1,0 +1,114 @@
+"""Stops an engine that does not run the V2 runner under the asynchronous scheduler.
+
+PP + MTP is right only with both. Either can be lost without an error: to the environment variable
+missing in one process, to a platform that switches asynchronous scheduling off, to a scheduler
+class named on the command line, to features or entry points that the V2 runner does not support.
+What counts is therefore looked at where it is final: in EngineCore before any worker starts, and
+in each worker once it has its runner.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any
+
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.patch import Patch, PatchError, Target
+from mtppp_patches.releases import RELEASES
+
+Function = Callable[..., Any]
+
+_V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+
+
+def _before_workers_start(original: Function, spec: EngineSpec) -> Function:
+    def __init__(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+        require_async_scheduler(vllm_config)
+        require_v2_runner(vllm_config)
+        original(self, vllm_config, *arguments, **named)
+
+    return __init__
+
+
+def _once_the_runner_is_there(original: Function, spec: EngineSpec) -> Function:
+    def init_device(self: Any) -> None:
+        original(self)
+        from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+        require_async_scheduler(self.vllm_config)
+        runner = self.worker.model_runner
+        if not isinstance(runner, GPUModelRunner):
+            raise PatchError(
+                f"this worker runs {type(runner).__module__}.{type(runner).__name__} instead of "
+                f"the V2 model runner: {why_not_v2(self.vllm_config)}. "
+                "Pipeline parallelism with MTP is wrong on any other."
+            )
+
+    return init_device
+
+
+def require_async_scheduler(vllm_config: Any) -> None:
+    """Raises PatchError unless the asynchronous scheduler is what will run."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    scheduler_config = vllm_config.scheduler_config
+    consequence = "Pipeline parallelism with MTP needs asynchronous scheduling and hangs without."
+    if not scheduler_config.async_scheduling:
+        from vllm.platforms import current_platform
+
+        raise PatchError(
+            "asynchronous scheduling is off although the deployment asks for it: switched off by "
+            f"--no-async-scheduling, by the platform ({type(current_platform).__name__}), or by an "
+            "option that vLLM's log names ('Async scheduling ... will be disabled'). "
+            f"{consequence}"
+        )
+    scheduler = scheduler_config.get_scheduler_cls()
+    if not issubclass(scheduler, AsyncScheduler):
+        raise PatchError(
+            f"--scheduler-cls {scheduler.__module__}.{scheduler.__name__} is no AsyncScheduler. "
+            f"{consequence}"
+        )
+
+
+def require_v2_runner(vllm_config: Any) -> None:
+    """Raises PatchError unless the V2 model runner is what will run."""
+    if not vllm_config.use_v2_model_runner:
+        raise PatchError(
+            f"vLLM chose the V1 model runner: {why_not_v2(vllm_config)}. "
+            "Pipeline parallelism with MTP does not work on it."
+        )
+
+
+def why_not_v2(vllm_config: Any) -> str:
+    """What makes vLLM choose the V1 model runner, as far as can be told."""
+    value = os.environ.get(_V2_VARIABLE)
+    if value == "0":
+        return f"{_V2_VARIABLE} is 0 in this process"
+    reasons = list(vllm_config._get_v2_model_runner_unsupported_features())
+    processors = [entry.name for entry in entry_points(group="vllm.logits_processors")]
+    if processors:
+        reasons.append(f"installed vllm.logits_processors: {', '.join(processors)}")
+    missing = "" if value else f"{_V2_VARIABLE} is not set in this process"
+    return "; ".join(filter(None, [missing, *reasons])) or "no reason found"
+
+
+PATCH = Patch(
+    name="engine_guard",
+    why=(
+        "With the synchronous scheduler PP + MTP hangs or corrupts, with the V1 runner it dies, "
+        "and vLLM falls back to either without an error."
+    ),
+    releases=RELEASES,
+    obsolete_by="nothing up to 0.33.0",
+    wanted=lambda spec: spec.mtp and spec.pipeline > 1,
+    targets=(
+        Target("vllm.v1.engine.core", "EngineCore.__init__", _before_workers_start),
+        Target(
+            "vllm.v1.worker.worker_base",
+            "WorkerWrapperBase.init_device",
+            _once_the_runner_is_there,
+        ),
+    ),
+)
