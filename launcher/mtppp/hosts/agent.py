@@ -118,18 +118,24 @@ def _interface_of(address: str) -> str | None:
     return "lo" if address.startswith("127.") else None
 
 
-def _gpus() -> list[str]:
-    """Names of the GPUs that the driver shows, [] without a driver."""
+def _gpus() -> list[dict[str, Any]]:
+    """Name, memory in bytes and compute capability of each GPU the driver shows."""
+    columns = "name,memory.total,compute_cap"
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
+            ["nvidia-smi", "--query-gpu=" + columns, "--format=csv,noheader,nounits"],
             capture_output=True,
             check=True,
             timeout=60,
         ).stdout.decode()
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line.strip() for line in listed.splitlines() if line.strip()]
+    found = []
+    for line in listed.splitlines():
+        name, mebibytes, capability = (part.strip() for part in line.rsplit(",", 2))
+        memory = int(mebibytes) * 2**20
+        found.append({"name": name, "memory": memory, "compute_capability": capability})
+    return found
 
 
 def _can_bind(address: str, port: int) -> bool:

@@ -8,6 +8,15 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU: memory in bytes, compute capability such as "9.0"."""
+
+    name: str
+    memory: int
+    compute_capability: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """One host as its own python saw it.
 
@@ -19,7 +28,7 @@ class HostFacts:
         versions: of the distributions vllm, ray and torch; None where not installed.
         interface: the network interface that holds the node's cluster address; None if none does.
         addresses: (interface, address) pairs of the host.
-        gpus: names of the GPUs the driver shows.
+        gpus: the GPUs the driver shows.
         ports_taken: those of the asked ports that something else holds.
         shm_bytes: size of /dev/shm.
         model_config: text of the model's config.json there; None if there is none.
@@ -34,7 +43,7 @@ class HostFacts:
     versions: Mapping[str, str | None]
     interface: str | None
     addresses: tuple[tuple[str, str], ...]
-    gpus: tuple[str, ...]
+    gpus: tuple[GpuFacts, ...]
     ports_taken: tuple[int, ...]
     shm_bytes: int
     model_config: str | None
@@ -46,7 +55,7 @@ class HostFacts:
             **{
                 **answer,
                 "addresses": tuple((name, address) for name, address in answer["addresses"]),
-                "gpus": tuple(answer["gpus"]),
+                "gpus": tuple(GpuFacts(**gpu) for gpu in answer["gpus"]),
                 "ports_taken": tuple(answer["ports_taken"]),
             }
         )

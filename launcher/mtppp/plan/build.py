@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtppp.cluster import Cluster
-from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories
 from mtppp.plan.admission import Admission
+from mtppp.plan.costs import partition_problem
 from mtppp.plan.environment import node_environment
 from mtppp.plan.layout import assign_ranks, cut_into_stages
-from mtppp.plan.plan import Command, NodePlan, Plan, RayPorts
+from mtppp.plan.memory import DEFAULT_UTILISATION, Gpu, Serving
+from mtppp.plan.partition import best_partition, refuse_illegal
+from mtppp.plan.plan import Command, NodePlan, Plan, Rank, RayPorts
 from mtppp.plan.ports import base_of, ray_ports
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.engine_spec import Speculative as EngineSpeculative
@@ -46,11 +48,11 @@ def build_plan(
     """
     parallel = cluster.parallel
     family = model.model_type
-    layer_partition = choose_partition(cluster, model)
     draft_tokens = cluster.speculative.tokens if cluster.speculative else 0
     ranks = assign_ranks(
         [node.gpus for node in cluster.nodes], tensor=parallel.tensor, pipeline=parallel.pipeline
     )
+    layer_partition = choose_partition(cluster, model, ranks, facts)
     spec = engine_spec(
         cluster,
         family=family,
@@ -115,28 +117,53 @@ def build_plan(
     )
 
 
-def choose_partition(cluster: Cluster, model: ModelFacts) -> tuple[int, ...]:
-    """Layers per stage: the file's, or as even as can be, the earlier stages taking what is left.
+def choose_partition(
+    cluster: Cluster, model: ModelFacts, ranks: Sequence[Rank], facts: Sequence[HostFacts]
+) -> tuple[int, ...]:
+    """Layers per stage: the file's if it is legal, else the best cut there is.
 
     Raises:
-        ConfigurationError: the file's do not add up to the model's layers.
+        Refused: the file's begins a stage inside a coupling, or no cut fits into the GPUs.
+        ConfigurationError: the file's is no partition of the model's layers, or `auto` cannot
+            know the model's layers.
     """
-    stages = cluster.parallel.pipeline
     given = cluster.parallel.layer_partition
     if given != "auto":
-        if sum(given) != model.layer_count:
-            raise ConfigurationError(
-                f"parallel.layer_partition adds up to {sum(given)} layers,"
-                f" the model has {model.layer_count}",
-                hint="the MTP layer is not counted; `auto` finds a division",
-            )
+        refuse_illegal(given, model.layer_count, model.couplings)
         return given
-    if stages > model.layer_count:
-        raise ConfigurationError(
-            f"parallel.pipeline is {stages}, but the model has {model.layer_count} layers"
-        )
-    each, left = divmod(model.layer_count, stages)
-    return tuple(each + (stage < left) for stage in range(stages))
+    if cluster.parallel.pipeline == 1:
+        return (model.layer_count,)
+    gpus = [
+        _smallest_gpu(cluster, facts, {rank.node for rank in ranks if rank.stage == stage})
+        for stage in range(cluster.parallel.pipeline)
+    ]
+    return best_partition(partition_problem(model, serving(cluster), gpus)).counts
+
+
+def serving(cluster: Cluster) -> Serving:
+    """How the file says the model is served, as far as memory and time depend on it."""
+    args = cluster.serve.args
+    given: dict[str, Any] = {
+        "max_num_seqs": args.get("max-num-seqs"),
+        "max_num_batched_tokens": args.get("max-num-batched-tokens"),
+        "cache_type": args.get("kv-cache-dtype"),
+    }
+    return Serving(
+        tensor=cluster.parallel.tensor,
+        expert=cluster.parallel.tensor if args.get("enable-expert-parallel") else None,
+        drafts=cluster.speculative.tokens if cluster.speculative else 0,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _smallest_gpu(cluster: Cluster, facts: Sequence[HostFacts], nodes: set[int]) -> Gpu:
+    """The smallest GPU of these nodes; without GPUs, memory is not what limits a cut."""
+    memory = [gpu.memory for node in nodes for gpu in facts[node].gpus]
+    if cluster.runtime.device == "cpu" or not memory:
+        return Gpu(memory=2**50)
+    utilisation = cluster.serve.args.get("gpu-memory-utilization", DEFAULT_UTILISATION)
+    assert isinstance(utilisation, float | int)
+    return Gpu(memory=min(memory), utilisation=float(utilisation))
 
 
 def node_ports(cluster: Cluster) -> tuple[RayPorts, ...]:
