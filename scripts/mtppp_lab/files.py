@@ -11,6 +11,8 @@ from .names import OPERATOR, OPERATOR_INDEX, SWITCH, Host, Lab, Subnet
 
 
 def sshd_config(lab: Lab, host: str) -> str:
+    # SHLVL: bash reads ~/.bashrc in a session of sshd's unless it is a shell in a shell. What a
+    # session finds must not depend on what is in this machine's.
     return f"""\
 AddressFamily inet
 HostKey {lab.host_key(host)}

@@ -27,8 +27,8 @@ CLONE_NEWNET = 0x40000000
 def unshare(flags: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(flags):
-        error = ctypes.get_errno()
-        raise LabError(f"cannot make namespaces: {os.strerror(error)}", "root must be allowed to")
+        why = os.strerror(ctypes.get_errno())
+        raise LabError(f"cannot make namespaces: {why}; a container has to be privileged for it")
 
 
 def mount(*arguments: str) -> None:

@@ -16,7 +16,7 @@ from .console import LabError
 from .kernel import call, link_names, mark_of, marked
 from .names import STATE, Lab
 
-LOCK_SECONDS = 60.0
+LOCK_SECONDS = 90.0
 STOP_SECONDS = 15.0
 
 

@@ -18,7 +18,7 @@ from .console import LabError
 from .kernel import cables_up, call, in_switch, members
 from .names import BRIDGE, MARK, OPERATOR, OPERATOR_INDEX, PRIVATE, SWITCH, Host, Lab, Subnet
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 PROGRAM = Path(__file__).resolve().parents[1] / "lab"
 
 
@@ -132,7 +132,7 @@ def wait_for_sshd(lab: Lab, host: Host, deadline: float) -> None:
                 return
         if host.name not in members(lab):
             break
-        time.sleep(0.02)
+        time.sleep(0.05)
     log = lab.member_directory(host.name) / PRIVATE["/var/log"] / "sshd.log"
     raise LabError(
         f"{host.name}: no sshd at {host.address}:22{tail(log)}",

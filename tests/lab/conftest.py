@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from lab_driver import Lab, lab_name
-
-
-def require_root() -> None:
-    if os.geteuid() == 0:
-        return
-    if os.environ.get("CI") == "true":
-        pytest.fail("the lab needs root, and CI must not leave its tests out")
-    pytest.skip("the lab needs root")
+from lab_driver import Lab, lab_name, require_root
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = CHECKOUT / "scripts" / "lab"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mtppp"
@@ -92,3 +94,11 @@ class Lab:
 def lab_name(purpose: str) -> str:
     """A name of this checkout's own, so that tests of several checkouts can run side by side."""
     return purpose + hashlib.sha256(str(CHECKOUT).encode()).hexdigest()[:6]
+
+
+def require_root() -> None:
+    if os.geteuid() == 0:
+        return
+    if os.environ.get("CI") == "true":
+        pytest.fail("the lab needs root, and CI must not leave its tests out")
+    pytest.skip("the lab needs root")

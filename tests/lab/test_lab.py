@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab_driver import SCRIPT, Lab
+from lab_driver import SCRIPT, Lab, require_root
 
 pytestmark = pytest.mark.lab
 
@@ -88,6 +88,19 @@ def mended(lab: Lab) -> Iterator[Lab]:
     """The session's lab, for a test that breaks it."""
     yield lab
     lab.up()
+
+
+class TestWithoutRoot:
+    @pytest.mark.parametrize(
+        ("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)]
+    )
+    def test_only_ci_insists(
+        self, monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        monkeypatch.setenv("CI", ci)
+        with pytest.raises(outcome, match="the lab needs root"):
+            require_root()
 
 
 class TestSsh:
