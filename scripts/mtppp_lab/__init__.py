@@ -1,0 +1,1 @@
+"""The parts of `scripts/lab`. Standard library only: it has to run before anything is installed."""

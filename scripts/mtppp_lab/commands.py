@@ -1,0 +1,105 @@
+"""The commands on a lab that is up, and `down`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .console import LabError, say
+from .kernel import (
+    cables_up,
+    known_host_names,
+    link_names,
+    marks,
+    members,
+    operator_subnet,
+    set_cable,
+)
+from .names import LINK, OPERATOR_INDEX, PRIVATE, STATE, SWITCH, Lab, host_at
+from .removal import end, remove
+
+
+def all_labs() -> list[Lab]:
+    names = {path.name for path in STATE.glob("*")}
+    names |= {link.removeprefix(LINK) for link in link_names() if link.startswith(LINK)}
+    names |= {name for name, _ in marks().values()}
+    return [Lab(name) for name in sorted(names)]
+
+
+def down(labs: Sequence[Lab]) -> None:
+    for lab in labs:
+        removed = remove(lab)
+        say(f"{lab.name}: removed {', '.join(removed)}" if removed else f"{lab.name}: not there")
+
+
+def status(lab: Lab, as_json: bool) -> int:
+    running = members(lab)
+    subnet = operator_subnet(lab)
+    if SWITCH not in running or subnet is None:
+        raise LabError(f"lab {lab.name} is not up", f"scripts/lab up 2 --name {lab.name}")
+    cables = cables_up(running[SWITCH])
+    hosts = []
+    for name in known_host_names(lab, running):
+        alive = name in running and name in cables
+        hosts.append(
+            {
+                "name": name,
+                "address": str(host_at(subnet, int(name[1:])).address),
+                "state": "down" if not alive else "up" if cables[name] else "cut",
+                "pid": running.get(name),
+                "log": str(lab.member_directory(name) / PRIVATE["/var/log"]),
+            }
+        )
+    report = {
+        "name": lab.name,
+        "subnet": str(subnet),
+        "operator": str(subnet[OPERATOR_INDEX]),
+        "directory": str(lab.directory),
+        "ssh_config": str(lab.ssh_config),
+        "hosts": hosts,
+    }
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        for host in hosts:
+            print(f"{host['name']:5} {host['state']:5} {host['address']}")
+    return 0 if all(host["state"] == "up" for host in hosts) else 1
+
+
+def running_host(lab: Lab, host: str) -> tuple[int, int]:
+    """Pid of the switch and of the host's init."""
+    running = members(lab)
+    if SWITCH not in running:
+        raise LabError(f"lab {lab.name} is not up", f"scripts/lab up 2 --name {lab.name}")
+    known = known_host_names(lab, running)
+    if host not in known:
+        raise LabError(f"lab {lab.name} has no host {host}", f"its hosts: {', '.join(known)}")
+    if host not in running:
+        raise LabError(f"{host} is down", f"scripts/lab up {len(known)} --name {lab.name}")
+    return running[SWITCH], running[host]
+
+
+def cut(lab: Lab, host: str) -> None:
+    switch, _ = running_host(lab, host)
+    set_cable(switch, host, passes=False)
+
+
+def heal(lab: Lab, host: str) -> None:
+    switch, _ = running_host(lab, host)
+    set_cable(switch, host, passes=True)
+
+
+def kill(lab: Lab, host: str) -> None:
+    running_host(lab, host)
+    end(lab, host)
+
+
+def run(lab: Lab, host: str, command: Sequence[str]) -> NoReturn:
+    running_host(lab, host)
+    argv = ["ssh", "-F", str(lab.ssh_config), host]
+    if command:
+        argv += ["--", shlex.join(command)]
+    os.execvp("ssh", argv)
