@@ -38,7 +38,7 @@ class Surroundings:
     home: Path | None
 
 
-class FieldErrors(ValueError):  # noqa: N818 - several at once
+class FieldErrors(ValueError):
     """Several problems found by one validator, with key paths relative to what it validates."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -68,7 +68,7 @@ def _read(path: Path) -> str:
             f"{path}: larger than {MAX_BYTES // 1024} KiB", hint="is it a cluster file?"
         )
     try:
-        return content.decode("utf-8-sig")
+        return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigurationError(
@@ -90,19 +90,17 @@ def _validate(value: object, surroundings: Surroundings) -> tuple[Cluster | None
     An unknown key keeps pydantic from comparing values with each other. So that it hides no
     other problem, it is noted, taken out, and the rest validated again.
     """
+    try:
+        return Cluster.model_validate(value, context=surroundings), []
+    except ValidationError as error:
+        unknown = unknown_keys(error)
+        if not unknown:
+            return None, problems_of(error)
     value = deepcopy(value)
-    unknown: list[Problem] = []
-    while True:
-        try:
-            cluster = Cluster.model_validate(value, context=surroundings)
-        except ValidationError as error:
-            if not (found := unknown_keys(error)):
-                return None, unknown + problems_of(error)
-            unknown += found
-            for problem in found:
-                _remove(value, problem.path)
-        else:
-            return (None if unknown else cluster), unknown
+    for problem in unknown:
+        _remove(value, problem.path)
+    _, others = _validate(value, surroundings)
+    return None, unknown + others
 
 
 def _remove(value: Any, path: KeyPath) -> None:

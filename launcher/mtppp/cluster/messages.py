@@ -92,8 +92,7 @@ def _unknown_key(path: KeyPath) -> str:
 def _did_you_mean(wrong: object, choices: Iterable[str], cutoff: float = 0.6) -> str:
     if not isinstance(wrong, str):
         return ""
-    wrong = wrong.lower().replace("-", "_")
-    alike = difflib.get_close_matches(wrong, list(choices), n=1, cutoff=cutoff)
+    alike = difflib.get_close_matches(wrong.lower(), list(choices), n=1, cutoff=cutoff)
     return f"; did you mean {shorten(alike[0])}?" if alike else ""
 
 

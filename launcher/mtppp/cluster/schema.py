@@ -372,7 +372,7 @@ class Cluster(Section):
 
     name: Name = Field(
         description=(
-            "The deployment's name; directories on the nodes and the Ray namespace are called "
+            "The deployment's name; directories on the nodes and the placement group are called "
             "after it. At most 40 characters: Unix sockets lie below those directories."
         )
     )

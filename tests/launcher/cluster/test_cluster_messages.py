@@ -28,7 +28,7 @@ UNKNOWN_KEYS = [
         (),
         ['2: model.served-name: unknown key; did you mean "served_name"?'],
     ),
-    ({}, ("Serve: {}",), ['5: Serve: unknown key; did you mean "serve"?']),
+    ({}, ("SERVE: {}",), ['5: SERVE: unknown key; did you mean "serve"?']),
     ({}, ("user: x",), ["5: user: unknown key here; there is ssh.user and nodes[].user"]),
     (
         {"nodes": TWO_NODES % "{host: b, name: b, address: 10.0.0.2, gpus: 8}"},
