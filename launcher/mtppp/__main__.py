@@ -1,0 +1,5 @@
+"""`python -m mtppp`"""
+
+from mtppp.cli.main import main
+
+main()
