@@ -12,27 +12,17 @@ from .console import LabError, say
 from .kernel import (
     cables_up,
     known_host_names,
-    link_names,
-    marks,
     members,
     operator_subnet,
     set_cable,
 )
-from .names import LINK, OPERATOR_INDEX, PRIVATE, STATE, SWITCH, Lab, host_at
+from .names import OPERATOR_INDEX, PRIVATE, SWITCH, Lab, host_at
 from .removal import end, remove
 
 
-def all_labs() -> list[Lab]:
-    names = {path.name for path in STATE.glob("*")}
-    names |= {link.removeprefix(LINK) for link in link_names() if link.startswith(LINK)}
-    names |= {name for name, _ in marks().values()}
-    return [Lab(name) for name in sorted(names)]
-
-
-def down(labs: Sequence[Lab]) -> None:
-    for lab in labs:
-        removed = remove(lab)
-        say(f"{lab.name}: removed {', '.join(removed)}" if removed else f"{lab.name}: not there")
+def down(lab: Lab) -> None:
+    removed = remove(lab)
+    say(f"{lab.name}: removed {', '.join(removed)}" if removed else f"{lab.name}: not there")
 
 
 def status(lab: Lab, as_json: bool) -> int:

@@ -39,17 +39,14 @@ def mark_of(pid: int) -> tuple[str, str] | None:
     return None
 
 
-def marks() -> dict[int, tuple[str, str]]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return {pid: mark for pid in pids if (mark := mark_of(pid))}
-
-
 def marked(lab: Lab) -> dict[int, str]:
     """Processes of the lab: pid -> the member they belong to.
 
     Of what runs in a host these are few; the others end with the host's init.
     """
-    return {pid: member for pid, (name, member) in marks().items() if name == lab.name}
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    marks = {pid: mark for pid in pids if (mark := mark_of(pid))}
+    return {pid: member for pid, (name, member) in marks.items() if name == lab.name}
 
 
 def is_init(pid: int) -> bool:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +40,7 @@ class Lab:
         )
 
     def argv(self, command: str, *arguments: str) -> list[str]:
-        return [str(SCRIPT), command, "--name", self.name, *arguments]
+        return [sys.executable, "-B", str(SCRIPT), command, "--name", self.name, *arguments]
 
     def must(self, command: str, *arguments: str) -> str:
         """Run a sub-command that has to succeed; return its output."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -59,8 +61,11 @@ def processes_with(variable: str) -> list[int]:
     return found
 
 
-def processes_of(lab: Lab, member: str) -> list[int]:
-    return processes_with(f"MTPPP_LAB={lab.name}/{member}")
+def kill_member(lab: Lab, member: str) -> None:
+    for pid in processes_with(f"MTPPP_LAB={lab.name}/{member}"):
+        # Those inside a host are gone with its init.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def remains(lab: Lab, trace: str = "") -> list[str]:
@@ -103,6 +108,24 @@ class TestWithoutRoot:
             require_root()
         assert caught.type is outcome
         assert "the lab needs root" in str(caught.value)
+
+
+class TestCommandLine:
+    def test_help(self) -> None:
+        done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
+        assert "Exit status" in done.stdout
+
+    @pytest.mark.parametrize("arguments", [["up"], ["up", "0"], ["up", "1", "--name", "A"], []])
+    def test_invalid_usage(self, arguments: list[str]) -> None:
+        done = subprocess.run([SCRIPT, *arguments], capture_output=True, check=False)
+        assert done.returncode == 2
+
+    def test_a_missing_tool_is_named_with_its_package(self, spare_lab: Lab) -> None:
+        done = spare_lab.do("up", "1", env={"PATH": "/nowhere"})
+        assert done.returncode == 1
+        assert "missing: " in done.stderr
+        assert "ssh-keygen" in done.stderr
+        assert re.search("apt-get install .*openssh-client", done.stderr)
 
 
 class TestSsh:
@@ -283,8 +306,7 @@ class TestLifeCycle:
 
     def test_up_mends_a_lab_whose_switch_died(self, spare_lab: Lab) -> None:
         spare_lab.up(1)
-        for pid in processes_of(spare_lab, "switch"):
-            os.kill(pid, signal.SIGKILL)
+        kill_member(spare_lab, "switch")
         spare_lab.up(1)
         assert spare_lab.output("n1", "hostname") == "n1"
 
@@ -304,24 +326,28 @@ def snapshot(lab: Lab) -> dict[str, int]:
 TOOLS = ("ip", "nsenter", "ssh-keygen", "mount", "sshd")
 
 # Stands in for a tool that `up` or a host's init calls. The chosen call waits to be let through;
-# hosts start in parallel, so that the first to see that many calls takes the place.
+# hosts start in parallel, so the first to see that many calls takes the place.
 GATE = """\
 #!/bin/sh
 echo {tool} >> {directory}/calls
 [ "$(wc -l < {directory}/calls)" -ge {nth} ] || exec {real} "$@"
 set -o noclobber
 true 2>&- > {directory}/reached || exec {real} "$@"
-until [ -e {directory}/passed ]; do sleep 0.01; done
+waited=0
+until [ -e {directory}/passed ]; do
+    [ $((waited += 1)) -lt 6000 ] || exit 1
+    sleep 0.01
+done
 exec {real} "$@"
 """
 
 
 class GatedUp:
-    """`up 2`, held at the nth call of a tool until told to go on."""
+    """`up 2`, which holds at the nth call of a tool until let through."""
 
     def __init__(self, lab: Lab, directory: Path, nth: int) -> None:
         self.directory = directory
-        self.trace = f"{lab.name}-{nth}"
+        self.trace = str(directory)
         for tool in TOOLS:
             real = shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
             stand_in = directory / tool
@@ -334,8 +360,10 @@ class GatedUp:
             stderr=subprocess.PIPE,
             text=True,
         )
-        reached = eventually((directory / "reached").exists, seconds=30)
-        assert reached, f"only these calls: {(directory / 'calls').read_text().split()}"
+
+    def wait(self) -> None:
+        reached = eventually((self.directory / "reached").exists, seconds=30)
+        assert reached, f"only these calls: {(self.directory / 'calls').read_text().split()}"
 
     def kill(self) -> None:
         self.process.kill()
@@ -350,19 +378,39 @@ class GatedUp:
         return self.process.returncode, messages
 
 
+HoldUp = Callable[[int], GatedUp]
+
+
+@pytest.fixture
+def hold_up(spare_lab: Lab, tmp_path: Path) -> Iterator[HoldUp]:
+    """Starts `up` and holds it at the nth call; ends what the test leaves of it."""
+    held: list[GatedUp] = []
+
+    def hold(nth: int) -> GatedUp:
+        held.append(GatedUp(spare_lab, tmp_path, nth))
+        held[-1].wait()
+        return held[-1]
+
+    yield hold
+    for up in held:
+        up.let_through()
+        up.process.kill()
+        up.process.communicate()
+
+
 class TestKilledHalfWay:
     # 1-3 look around, 4-6 make keys, 7 the switch, 8-16 cables, 17-48 the hosts' own set-up.
     @pytest.mark.parametrize("nth", [1, 4, 6, 7, 8, 9, 10, 15, 16, 18, 26, 34, 42, 46])
-    def test_down_leaves_nothing(self, spare_lab: Lab, tmp_path: Path, nth: int) -> None:
-        up = GatedUp(spare_lab, tmp_path, nth)
+    def test_down_leaves_nothing(self, spare_lab: Lab, hold_up: HoldUp, nth: int) -> None:
+        up = hold_up(nth)
         assert processes_with(f"{TRACE}={up.trace}")
         up.kill()
         up.let_through()
         spare_lab.down()
         assert remains(spare_lab, up.trace) == []
 
-    def test_down_waits_for_what_is_on_its_way(self, spare_lab: Lab, tmp_path: Path) -> None:
-        up = GatedUp(spare_lab, tmp_path, nth=8)
+    def test_down_waits_for_what_is_on_its_way(self, spare_lab: Lab, hold_up: HoldUp) -> None:
+        up = hold_up(8)
         up.kill()
         with subprocess.Popen(spare_lab.argv("down")) as down:
             # A `down` that does not wait is done in half this time.
@@ -373,8 +421,8 @@ class TestKilledHalfWay:
         assert remains(spare_lab, up.trace) == []
 
     @pytest.mark.parametrize("nth", [5, 9, 16, 44])
-    def test_up_again_gives_a_whole_lab(self, spare_lab: Lab, tmp_path: Path, nth: int) -> None:
-        up = GatedUp(spare_lab, tmp_path, nth)
+    def test_up_again_gives_a_whole_lab(self, spare_lab: Lab, hold_up: HoldUp, nth: int) -> None:
+        up = hold_up(nth)
         up.kill()
         up.let_through()
         spare_lab.up(2)
@@ -383,19 +431,18 @@ class TestKilledHalfWay:
 
     @pytest.mark.parametrize("member", ["switch", "n2"])
     def test_up_cleans_up_when_a_member_dies(
-        self, spare_lab: Lab, tmp_path: Path, member: str
+        self, spare_lab: Lab, hold_up: HoldUp, member: str
     ) -> None:
-        up = GatedUp(spare_lab, tmp_path, nth=18)
-        for pid in processes_of(spare_lab, member):
-            os.kill(pid, signal.SIGKILL)
+        up = hold_up(18)
+        kill_member(spare_lab, member)
         up.let_through()
         status, messages = up.finish()
         assert status == 1
         assert "error: n" in messages
         assert remains(spare_lab, up.trace) == []
 
-    def test_up_cleans_up_when_interrupted(self, spare_lab: Lab, tmp_path: Path) -> None:
-        up = GatedUp(spare_lab, tmp_path, nth=18)
+    def test_up_cleans_up_when_interrupted(self, spare_lab: Lab, hold_up: HoldUp) -> None:
+        up = hold_up(18)
         up.process.send_signal(signal.SIGINT)
         up.let_through()
         assert up.finish()[0] == 130
