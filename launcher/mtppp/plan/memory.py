@@ -372,12 +372,10 @@ def longest_context(
     """
     if lengthless:
         return None
-    short = fits(5)
-    if workspace_factor(release, SHORT_CONTEXT + 1) == 5:
-        return max(0, short)
-    if (long := fits(2)) > SHORT_CONTEXT:
-        return long
-    return max(0, min(short, SHORT_CONTEXT))
+    is_smaller_beyond = workspace_factor(release, SHORT_CONTEXT + 1) < 5
+    if is_smaller_beyond and (beyond := fits(2)) > SHORT_CONTEXT:
+        return beyond
+    return max(0, fits(5))
 
 
 def rotary_table(facts: ModelFacts) -> int:

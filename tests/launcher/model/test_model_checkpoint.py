@@ -92,6 +92,14 @@ def test_what_belongs_to_the_drafter(tmp_path: Path, name: str, mtp: bool) -> No
     assert found.mtp == (9 if mtp else 0)
 
 
+def test_layers_of_a_vision_tower_are_not_the_models(tmp_path: Path) -> None:
+    sizes = {"model.layers.0.x": 3, "model.vision_tower.layers.0.x": 50, "visual.layers.1.x": 70}
+    write_safetensors(tmp_path / "model.safetensors", sizes)
+    found = measure(tmp_path, 2)
+    assert found is not None
+    assert (found.layers, found.total) == ({0: 3}, 123)
+
+
 def test_no_checkpoint(tmp_path: Path) -> None:
     assert measure(tmp_path, 2) is None
 

@@ -75,6 +75,9 @@ def test_deepseek_v41_takes_the_nearest_source() -> None:
         "candidate_source_layer_id": -1,
     }
     assert couplings(config).legal_starts(8) == (0, 1, 3, 4, 6, 7)
+    unused = config | {"kv_source_layer_ids": [1, 4, 5]}
+    spans = [(coupling.source, coupling.last) for coupling in couplings(unused).items]
+    assert spans == [(1, 2), (1, 2), (4, 5)]
     # From the layer that publishes candidate blocks on, nothing may be cut.
     config |= {"candidate_source_layer_id": 4, "candidate_topk_blocks": 16}
     assert couplings(config).legal_starts(8) == (0, 1, 3, 4)

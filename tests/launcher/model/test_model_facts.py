@@ -139,6 +139,22 @@ def test_linear_layers_keep_a_state_per_request() -> None:
     assert facts.cache_bytes_per_request(drafts=2) == with_drafts
 
 
+def test_qwen_gates_its_attention() -> None:
+    facts = read_facts(QWEN3_NEXT)
+    assert facts.stack is not None
+    (query,) = (
+        weight for weight in facts.stack.layers[3].weights if weight.name == "self_attn.q_proj"
+    )
+    # A query and a gate for each of 16 heads of 256.
+    assert (query.rows, query.columns) == (2 * 16 * 256, 2048)
+
+
+def test_a_tied_head_is_counted_once() -> None:
+    tied = read_facts(GLM_4_5_AIR | {"tie_word_embeddings": True})
+    untied = read_facts(GLM_4_5_AIR)
+    assert (untied.parameters or 0) - (tied.parameters or 0) == 151552 * 4096
+
+
 def test_sliding_layers_keep_a_window() -> None:
     facts = read_facts(MIMO_V2_FLASH)
     assert facts.stack is not None

@@ -17,27 +17,26 @@ H100 = Gpu(80 * GIB)
 BUFFERS = {"rotary table", "index workspace"}
 MTP = Serving(tensor=8, drafts=3, cache_type="fp8")
 
-DENSE = read_facts(
-    {
-        "model_type": "glm4_moe",
-        "architectures": ["Glm4MoeForCausalLM"],
-        "dtype": "bfloat16",
-        "vocab_size": 640,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "first_k_dense_replace": 4,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_shared_experts": 1,
-        "num_nextn_predict_layers": 1,
-        "max_position_embeddings": 4096,
-    }
-)
+DENSE_CONFIG: dict[str, Any] = {
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 640,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "first_k_dense_replace": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 4096,
+}
+DENSE = read_facts(DENSE_CONFIG)
 
 
 def report(
@@ -220,6 +219,26 @@ def test_the_index_workspace_grows_with_the_step() -> None:
     many = report((42, 36), replace(MTP, max_num_seqs=1024)).stages[0].weights
     # 12 full indexers on stage 0, rows of 2048 indices of 4 bytes.
     assert many - few == 12 * (1024 - 16) * 4 * 2048 * 4
+
+
+def test_before_0_30_indices_are_not_kept_per_indexer() -> None:
+    few, many = (
+        report((42, 36), replace(MTP, max_num_seqs=seqs, release="0.29.0")).stages[0].weights
+        for seqs in (16, 1024)
+    )
+    assert few == many
+
+
+def test_a_tied_embedding_is_on_both_ends() -> None:
+    facts = read_facts(DENSE_CONFIG | {"tie_word_embeddings": True})
+    first, last = report((3, 1), Serving(tensor=1, drafts=1), facts).stages
+    assert "embedding" in [part.name for part in first.parts]
+    assert [part.name for part in last.parts] == [
+        "1 layers",
+        "embedding",
+        "final norm",
+        "MTP layers",
+    ]
 
 
 def test_partition_costs_are_the_reports_sizes() -> None:
