@@ -84,7 +84,7 @@ class HeadCache:
     window: int | None = None
 
     def _bytes(self, cache_type: str, activation: int, tensor: int) -> int:
-        heads = max(1, -(-self.heads // tensor))
+        heads = -(-self.heads // tensor)
         return heads * (self.key + self.value) * element_bytes(cache_type, activation)
 
     def per_token(self, cache_type: str, activation: int, tensor: int) -> int:

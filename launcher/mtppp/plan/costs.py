@@ -9,9 +9,10 @@ communication within a layer is left out, being nearly the same for every layer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from mtppp.errors import Refused
 from mtppp.model.cache import HeadCache, LatentCache, StateCache
 from mtppp.model.facts import ModelFacts
 from mtppp.model.layers import Layer
@@ -23,9 +24,21 @@ from mtppp.plan.memory import (
     index_workspace,
     known_stack,
     layer_bytes,
+    longest_context,
+    prefill_workspace,
     rank_bytes,
+    rotary_table,
+    unpacked_row,
 )
-from mtppp.plan.partition import Cost, Problem, StageHost
+from mtppp.plan.partition import (
+    UNLIMITED,
+    Cost,
+    Partition,
+    Problem,
+    StageHost,
+    best_partition,
+    most_tokens,
+)
 
 
 @dataclass(frozen=True)
@@ -46,15 +59,15 @@ def partition_problem(
     serving: Serving,
     gpus: Sequence[Gpu],
     *,
-    tokens: int = 0,
     workload: Workload | None = None,
     slowness: Sequence[int] | None = None,
 ) -> Problem:
     """The problem of cutting this model over these stages.
 
+    The KV cache must hold one request of `serving.max_model_len`, if that is given.
+
     Args:
         gpus: the smallest GPU of each stage.
-        tokens: the KV cache must hold (`--max-model-len`).
         slowness: factor on each stage's time; None: all alike.
 
     Raises:
@@ -91,9 +104,12 @@ def partition_problem(
             for layer in stack.layers
         ),
         hosts=tuple(
-            # The workspace of a step's logical indices is on every stage.
+            # What every stage has, whatever its layers, is taken off its memory.
             StageHost(
-                gpu.budget - index_workspace(facts, (), serving),
+                gpu.budget
+                - index_workspace(facts, (), serving)
+                - rotary_table(facts)
+                - prefill_workspace(facts, serving),
                 slowness[stage] if slowness is not None else 1,
             )
             for stage, gpu in enumerate(gpus)
@@ -101,8 +117,55 @@ def partition_problem(
         couplings=facts.couplings,
         first=first,
         last=last,
-        tokens=tokens,
+        tokens=serving.max_model_len or 0,
     )
+
+
+def best_cut(
+    facts: ModelFacts,
+    serving: Serving,
+    gpus: Sequence[Gpu],
+    *,
+    workload: Workload | None = None,
+    slowness: Sequence[int] | None = None,
+) -> Partition:
+    """The best legal partition of this model over these stages.
+
+    Raises:
+        ConfigurationError: the model's sizes are not known, or no cut into so many stages is legal.
+        Refused: none fits; the largest max-model-len that would is named.
+    """
+    problem = partition_problem(facts, serving, gpus, workload=workload, slowness=slowness)
+    try:
+        return best_partition(problem)
+    except Refused as refused:
+        largest = largest_max_model_len(facts, serving, gpus)
+        if largest is None or largest < 1:
+            raise
+        raise Refused(
+            f"max-model-len {serving.max_model_len} fits under no cut into {len(gpus)} stages",
+            hint=f"the largest that fits is {largest}",
+        ) from refused
+
+
+def largest_max_model_len(facts: ModelFacts, serving: Serving, gpus: Sequence[Gpu]) -> int | None:
+    """The largest that fits under some legal cut, up to the native context; None: any does;
+    0: the weights alone do not fit.
+
+    Raises:
+        ConfigurationError: as `partition_problem`.
+    """
+    problem = partition_problem(facts, replace(serving, max_model_len=None), gpus)
+    row = unpacked_row(facts, serving.cache_type)
+
+    def fits(factor: int) -> int:
+        hosts = tuple(replace(host, cache=factor * row) for host in problem.hosts)
+        return most_tokens(replace(problem, hosts=hosts))
+
+    longest = longest_context(fits, serving.release, lengthless=fits(0) >= UNLIMITED)
+    if longest is None or facts.context is None:
+        return longest
+    return min(longest, facts.context)
 
 
 def _own_workspace(facts: ModelFacts, layers: Sequence[Layer], serving: Serving) -> int:

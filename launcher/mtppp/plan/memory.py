@@ -1,24 +1,28 @@
 """What a deployment takes on every GPU, and how many tokens then fit.
 
-Weights are summed matrix by matrix in the way vLLM spreads them (see `mtppp.model.layers`). What
-no configuration file tells (activations at their peak, CUDA graphs, NCCL's and the context's
-memory) is one allowance, `Gpu.overhead`; the engine measures it at start-up.
+Weights are summed matrix by matrix in the way vLLM spreads them (see `mtppp.model.layers`), and
+with them what vLLM allocates before it loads weights and that a configuration determines. What none
+determines (activations at their peak, CUDA graphs, NCCL's and the context's memory) is one
+allowance, `Gpu.overhead`; the engine measures it at start-up.
 
-How near this comes. For GLM-5.2-FP8 on one node at TP8 somebody measured 94.46 GiB of weights per
-rank (`PUBLISHED`). The checkpoint divided by 8 is 88.0 GiB; with what every rank holds whole
-(q_a, kv_a, router and indexer projections), the copies of kv_b_proj that vLLM makes at load and
-the drafter, this module says 90.4 GiB: 4.3 % less. Not in it, because neither the report nor a
-configuration file tells: scales that a kernel re-lays or pads, the workspaces and rotary tables
-the model's constructors allocate (the report's settings are not known), and the allocator's
-rounding. Count on a few GiB more than stated, and keep `overhead` generous.
+How near this comes. On 8 H200 at TP8, GLM-5.3-FP8, which has GLM-5.2's shape, took 94.46 GiB of
+"weights" per rank (vllm-project/recipes pull 893: vLLM 0.28.0, no drafter, the native context of
+1,048,576 tokens); this module says 94.3 GiB, 0.2 % less. Only 88.5 GiB of that are weights: the
+checkpoint over 8 ranks without the MTP layer is 86.8, the rest is what every rank holds whole and
+the copies of kv_b_proj. 5.6 GiB are the workspace into which sparse attention unpacks an FP8
+cache, which grows with max-model-len (`prefill_workspace`). What is missing are the buffers sized
+by a step's tokens. The KV cache agrees exactly: the same report stored 59,763,793,920 bytes for
+138,496 tokens, which is 53,940 bytes per token on each of 8 ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from mtppp.errors import ConfigurationError
+from mtppp.model.cache import element_bytes
+from mtppp.model.drafters import parse_release
 from mtppp.model.facts import ModelFacts
 from mtppp.model.layers import Layer, Stack
 from mtppp.model.weights import Ranks, Split, Weight, share, weight_bytes
@@ -30,15 +34,26 @@ DEFAULT_OVERHEAD = 5 * GIB
 
 @dataclass(frozen=True)
 class Published:
-    """A measurement somebody published: GiB of weights per rank."""
+    """A measurement somebody published: GiB of "weights" per rank, as vLLM logs them."""
 
-    model: str
+    source: str
     tensor: int
     pipeline: int
+    release: str
+    max_model_len: int
     gib: float
 
 
-PUBLISHED = (Published("zai-org/GLM-5.2-FP8", tensor=8, pipeline=1, gib=94.46),)
+PUBLISHED = (
+    Published(
+        "vllm-project/recipes pull 893",
+        tensor=8,
+        pipeline=1,
+        release="0.28.0",
+        max_model_len=1_048_576,
+        gib=94.46,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,9 @@ class Serving:
         expert: ranks that whole experts are spread over; None without expert parallelism.
         drafts: `num_speculative_tokens`; 0: no drafter.
         cache_type: `--kv-cache-dtype`.
-        max_num_seqs, max_num_batched_tokens: as vLLM's options.
+        max_num_seqs, max_num_batched_tokens, max_model_len: as vLLM's options; without a
+            max_model_len, what grows with it is not counted.
+        release: vLLM's, such as "0.32.0"; None: any.
     """
 
     tensor: int
@@ -79,6 +96,8 @@ class Serving:
     cache_type: str = "auto"
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    release: str | None = None
 
     @property
     def ranks(self) -> Ranks:
@@ -104,8 +123,8 @@ class StageMemory:
         cache_per_token: of a request's context.
         cache_per_request: whatever its length (windows, recurrent states).
         budget: for weights and KV cache.
-        tokens: that fit in the KV cache as one request; 0 when the weights alone do not fit;
-            None when a token takes nothing (recurrent layers only).
+        longest: the largest max-model-len that would fit here, whatever the report was asked
+            for; None when length takes nothing.
     """
 
     index: int
@@ -116,6 +135,7 @@ class StageMemory:
     cache_per_token: int
     cache_per_request: int
     budget: int
+    longest: int | None
 
     @property
     def weights(self) -> int:
@@ -128,6 +148,8 @@ class StageMemory:
 
     @property
     def tokens(self) -> int | None:
+        """Tokens that fit in the KV cache as one request; 0 when the weights alone do not fit;
+        None when a token takes nothing (recurrent layers only)."""
         room = self.free - self.cache_per_request
         if room < 0:
             return 0
@@ -169,10 +191,11 @@ class MemoryReport:
 
     @property
     def largest_max_model_len(self) -> int | None:
-        """The longest request that fits, up to the model's native context."""
-        if self.tokens is None:
-            return self.native
-        return self.tokens if self.native is None else min(self.tokens, self.native)
+        """The largest that fits, up to the model's native context; None: any."""
+        limits = [stage.longest for stage in self.stages if stage.longest is not None]
+        if self.native is not None:
+            limits.append(self.native)
+        return min(limits, default=None)
 
     def concurrency(self, max_model_len: int) -> float:
         """Requests of full length that fit at once."""
@@ -195,8 +218,8 @@ class MemoryReport:
         tight = self.tightest
         return (
             f"max-model-len {max_model_len} does not fit: stage {tight.index} has "
-            f"{tight.free / GIB:.1f} GiB for the KV cache of each GPU, "
-            f"{tight.cache_per_token} bytes a token; the largest that fits is {largest}"
+            f"{tight.free / GIB:.1f} GiB left on each GPU, and a token takes "
+            f"{tight.cache_per_token} bytes of KV cache; the largest that fits is {largest}"
         )
 
 
@@ -295,12 +318,71 @@ def drafter_extras(facts: ModelFacts, stack: Stack, serving: Serving, *, alone: 
 
 def index_workspace(facts: ModelFacts, layers: Sequence[Layer], serving: Serving) -> int:
     """Buffers for top-k indices (4 bytes each): one of logical ones for a step's tokens, and
-    since 0.30 one of physical ones per full indexer for a step's decode tokens."""
+    from 0.30 on one of physical ones per full indexer for a step's decode tokens."""
     if facts.index_topk is None:
         return 0
-    groups = sum(layer.indexer == "full" for layer in layers)
+    version = parse_release(serving.release) if serving.release else None
+    has_physical = version is None or version >= (0, 30, 0)
+    groups = sum(layer.indexer == "full" for layer in layers) if has_physical else 0
     decode = min(serving.max_num_batched_tokens, serving.max_num_seqs * (serving.drafts + 1))
     return 4 * facts.index_topk * (serving.max_num_batched_tokens + groups * (decode + 1))
+
+
+def prefill_workspace(facts: ModelFacts, serving: Serving) -> int:
+    """Where FlashMLA's sparse attention unpacks an FP8 cache for prefill, to two bytes a number.
+
+    Reserved before the weights are loaded, for `workspace_factor` requests of `max_model_len`.
+    (Blackwell may choose another kernel, which has none.)
+    """
+    if serving.max_model_len is None:
+        return 0
+    factor = workspace_factor(serving.release, serving.max_model_len)
+    return factor * serving.max_model_len * unpacked_row(facts, serving.cache_type)
+
+
+def unpacked_row(facts: ModelFacts, cache_type: str) -> int:
+    """Bytes of a token's unpacked latent; 0 where nothing is unpacked."""
+    if not facts.sparse or facts.latent is None:
+        return 0
+    if element_bytes(cache_type, facts.number.activation) != 1:
+        return 0
+    return 2 * (facts.latent.key_value_rank + facts.latent.rope)
+
+
+SHORT_CONTEXT = 256 * 1024
+
+
+def workspace_factor(release: str | None, max_model_len: int) -> int:
+    """Requests of full length that the prefill workspace holds: 5; from 0.32 on, 2 beyond 256 Ki
+    tokens (`sparse_mla_prefill_workspace_factor`)."""
+    version = parse_release(release) if release else None
+    if version is None or version < (0, 32, 0) or max_model_len <= SHORT_CONTEXT:
+        return 5
+    return 2
+
+
+def longest_context(
+    fits: Callable[[int], int], release: str | None, *, lengthless: bool
+) -> int | None:
+    """The largest max-model-len that fits, which sets the size of a workspace itself.
+
+    Args:
+        fits: the most tokens that fit with a given workspace factor.
+        lengthless: length takes nothing.
+    """
+    if lengthless:
+        return None
+    is_smaller_beyond = workspace_factor(release, SHORT_CONTEXT + 1) < 5
+    if is_smaller_beyond and (beyond := fits(2)) > SHORT_CONTEXT:
+        return beyond
+    return max(0, fits(5))
+
+
+def rotary_table(facts: ModelFacts) -> int:
+    """Sines and cosines for every position of a latent model's native context."""
+    if facts.latent is None or facts.context is None:
+        return 0
+    return facts.context * facts.latent.rope * facts.number.activation
 
 
 def _stage(
@@ -327,26 +409,40 @@ def _stage(
         parts += drafter_extras(facts, stack, serving, alone=is_first)
     drafter = stack.mtp if is_last and serving.drafts else ()
     cached = (*layers, *drafter)
-    workspace = index_workspace(facts, cached, serving)
-    if workspace:
-        parts.append(Part("index workspace", workspace))
+    for name, size in (
+        ("rotary table", rotary_table(facts)),
+        ("index workspace", index_workspace(facts, cached, serving)),
+    ):
+        if size:
+            parts.append(Part(name, size))
+    per_token = sum(
+        layer.cache.per_token(serving.cache_type, facts.number.activation, serving.tensor)
+        for layer in cached
+    )
+    per_request = sum(
+        layer.cache.per_request(
+            serving.cache_type, facts.number.activation, serving.tensor, serving.drafts
+        )
+        for layer in cached
+    )
+    room = gpu.budget - sum(part.bytes for part in parts) - per_request
+    row = unpacked_row(facts, serving.cache_type)
+    if workspace := prefill_workspace(facts, serving):
+        parts.append(Part("prefill workspace", workspace))
     return StageMemory(
         index=index,
         first_layer=layers[0].index,
         last_layer=layers[-1].index,
         parts=tuple(parts),
         replicated=_replicated(facts, cached, ranks),
-        cache_per_token=sum(
-            layer.cache.per_token(serving.cache_type, facts.number.activation, serving.tensor)
-            for layer in cached
-        ),
-        cache_per_request=sum(
-            layer.cache.per_request(
-                serving.cache_type, facts.number.activation, serving.tensor, serving.drafts
-            )
-            for layer in cached
-        ),
+        cache_per_token=per_token,
+        cache_per_request=per_request,
         budget=gpu.budget,
+        longest=longest_context(
+            lambda factor: room // (per_token + factor * row),
+            serving.release,
+            lengthless=per_token + row == 0,
+        ),
     )
 
 

@@ -53,10 +53,12 @@ class StageHost:
     Attributes:
         memory: bytes per GPU for weights and KV cache; the smallest of the stage.
         slowness: factor on `Cost.time`; equal GPUs have equal ones.
+        cache: bytes per token of KV cache whatever the layers.
     """
 
     memory: int
     slowness: int = 1
+    cache: int = 0
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ def _does_not_fit(problem: Problem) -> Refused:
         )
     return Refused(
         f"no cut into {len(problem.hosts)} stages leaves room for {problem.tokens} tokens",
-        hint=f"the largest max-model-len that fits is {most}",
+        hint=f"there is room for {most} at most",
     )
 
 
@@ -312,6 +314,7 @@ class _Spans:
                 )
         host = self._problem.hosts[stage]
         room = host.memory - memory
+        cache += host.cache
         tokens = -1 if room < 0 else room // cache if cache else UNLIMITED
         return StageLoad(begin, end - 1, time * host.slowness, memory, tokens)
 
