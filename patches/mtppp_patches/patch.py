@@ -290,7 +290,8 @@ def _require_originals(module: ModuleType, targets: Sequence[Target]) -> None:
         except AttributeError as error:
             raise PatchError(f"{target.name} does not exist although its source does") from error
         for source in _sources(original):
-            if source != module.__file__ and not source.startswith(_torch_root()):
+            # vLLM's and torch's own decorators wrap some of these.
+            if not source.startswith(_roots_of("vllm", "torch")):
                 raise PatchError(
                     f"{target.name} was already replaced by {source}: another plugin patches the "
                     "same attribute. Remove it, or name the plugins to load in VLLM_PLUGINS."
@@ -307,10 +308,10 @@ def _sources(attribute: Any) -> Iterator[str]:
         layer = getattr(layer, "__wrapped__", None)
 
 
-def _torch_root() -> str:
-    """Where the wrappers of decorators such as `torch.inference_mode()` come from."""
-    found = importlib.util.find_spec("torch")
-    return str(Path(found.origin).parent) if found and found.origin else "\0"
+def _roots_of(*packages: str) -> tuple[str, ...]:
+    """Directories of those packages that are installed."""
+    found = [importlib.util.find_spec(package) for package in packages]
+    return tuple(f"{Path(spec.origin).parent}/" for spec in found if spec and spec.origin)
 
 
 def _replace_all(module: ModuleType, targets: Sequence[Target], spec: EngineSpec) -> None:
