@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint
@@ -54,6 +54,11 @@ class Target:
         return f"{self.module}:{self.attribute}"
 
 
+Scope = Literal["decode", "model", "deployment"]
+"""What a patch is about: how drafts are decoded over stages, the same for every family; what one
+family's model computes; or where and how the engine runs, which changes no token."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """One fault of vLLM, mended.
@@ -66,6 +71,7 @@ class Patch:
         wanted: whether a deployment on one of `releases` needs it; pure.
         targets: what it replaces and leans on. Two patches may wrap the same attribute: the later
             one in the registry gets the earlier one's replacement as its original.
+        scope: decides what evidence it needs, see `support`.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Patch:
     obsolete_by: str
     wanted: Callable[[EngineSpec], bool]
     targets: tuple[Target, ...]
+    scope: Scope = "model"
 
     def needed(self, spec: EngineSpec) -> bool:
         """Whether `spec` must not run without this patch. Pure."""

@@ -9,7 +9,7 @@ A family without a row on a release is refused there. With one, a deployment is 
 
 - the family's decoding with MTP has engine evidence on that release. It may come from another
   family that decodes on the same path (`Evidence.on`); and
-- each patch that it needs beyond decoding has at least class evidence on that release; and
+- each patch of scope "model" that it needs has at least class evidence on that release; and
 - it is none of the combinations that are refused whatever the family.
 """
 
@@ -68,7 +68,8 @@ class Family:
 
     Attributes:
         drafter: the class that drafts, "module:class".
-        evidence: by name of patch, and under `DECODE` for decoding as a whole.
+        evidence: by name of patch of scope "model", and under `DECODE` for decoding as a whole, the
+            patches of that scope included.
         note: anything a reader should know; "" for nothing.
     """
 
@@ -121,7 +122,7 @@ class Verdict:
         refusals: what stands in the way; empty when allowed.
         at_own_risk: refusals that the cluster file overrides.
         patches: names of the patches it needs.
-        evidence: what is known of decoding and of each of those patches.
+        evidence: of decoding and of those patches that are of scope "model".
     """
 
     refusals: tuple[Refusal, ...]
@@ -196,6 +197,8 @@ def admissible(spec: EngineSpec, data: Support | None = None) -> Verdict:
     )
 
 
+_OF_MODEL = frozenset(patch.name for patch in PATCHES if patch.scope == "model")
+
 _Condition = Callable[[EngineSpec, tuple[str, ...], Family | None], bool]
 
 
@@ -204,7 +207,7 @@ def _pipelines_mtp(spec: EngineSpec) -> bool:
 
 
 def _unproven(patches: Iterable[str], family: Family) -> list[str]:
-    return [patch for patch in patches if not family.proves(patch, "class")]
+    return [patch for patch in patches if patch in _OF_MODEL and not family.proves(patch, "class")]
 
 
 _CONDITIONS: Mapping[str, _Condition] = {
@@ -259,9 +262,8 @@ def _filled(
 
 
 def _family(where: str, model_type: str, row: dict[str, Any]) -> Family:
-    known = {patch.name for patch in PATCHES} | {DECODE}
-    if unknown := sorted(set(row["evidence"]) - known):
-        raise ValueError(f"{where}: evidence for unknown patches: {', '.join(unknown)}")
+    if unknown := sorted(set(row["evidence"]) - _OF_MODEL - {DECODE}):
+        raise ValueError(f"{where}: evidence for what is no patch of a model: {', '.join(unknown)}")
     if row["decode"] not in get_args(Decode):
         raise ValueError(f"{where}: decode {row['decode']!r} is none of {get_args(Decode)}")
     evidence = {key: Evidence(**value) for key, value in row["evidence"].items()}
