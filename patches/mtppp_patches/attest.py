@@ -119,6 +119,7 @@ PATCH = Patch(
     why="A launcher that assumes what its ranks are cannot say that they are right.",
     releases=PLACEMENT.releases,
     obsolete_by="none",
+    scope="deployment",
     wanted=lambda spec: True,
     targets=(
         Target(

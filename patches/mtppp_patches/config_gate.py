@@ -35,6 +35,7 @@ PATCH = Patch(
     ),
     releases=releases("0.23.0", "0.29.0"),
     obsolete_by="0.30.0: create_draft_parallel_config sets pipeline_parallel_size=1",
+    scope="decode",
     wanted=lambda spec: spec.mtp and spec.pipeline > 1,
     targets=(
         Target(

@@ -149,6 +149,7 @@ PATCH = Patch(
     ),
     releases=releases("0.23.0", "0.29.0"),
     obsolete_by="0.30.0: PPHandler.broadcast_drafts, and a padded PPHandler.broadcast",
+    scope="decode",
     wanted=lambda spec: spec.mtp and spec.pipeline > 1,
     targets=(
         Target(_PP_UTILS, "compute_need_sampled_mask", _rows_that_sample),

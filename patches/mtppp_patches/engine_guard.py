@@ -102,6 +102,7 @@ PATCH = Patch(
     ),
     releases=RELEASES,
     obsolete_by="nothing up to 0.33.0",
+    scope="deployment",
     wanted=lambda spec: spec.mtp and spec.pipeline > 1,
     targets=(
         Target("vllm.v1.engine.core", "EngineCore.__init__", _before_workers_start),

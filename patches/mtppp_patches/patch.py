@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec
 from inspect import getattr_static
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint
@@ -54,6 +54,11 @@ class Target:
         return f"{self.module}:{self.attribute}"
 
 
+Scope = Literal["decode", "model", "deployment"]
+"""What a patch is about: how drafts are decoded over stages, the same for every family; what one
+family's model computes; or where and how the engine runs, which changes no token."""
+
+
 @dataclass(frozen=True)
 class Patch:
     """One fault of vLLM, mended.
@@ -66,6 +71,7 @@ class Patch:
         wanted: whether a deployment on one of `releases` needs it; pure.
         targets: what it replaces and leans on. Two patches may wrap the same attribute: the later
             one in the registry gets the earlier one's replacement as its original.
+        scope: decides what evidence it needs, see `support`.
     """
 
     name: str
@@ -74,6 +80,7 @@ class Patch:
     obsolete_by: str
     wanted: Callable[[EngineSpec], bool]
     targets: tuple[Target, ...]
+    scope: Scope = "model"
 
     def needed(self, spec: EngineSpec) -> bool:
         """Whether `spec` must not run without this patch. Pure."""
@@ -290,7 +297,8 @@ def _require_originals(module: ModuleType, targets: Sequence[Target]) -> None:
         except AttributeError as error:
             raise PatchError(f"{target.name} does not exist although its source does") from error
         for source in _sources(original):
-            if source != module.__file__ and not source.startswith(_torch_root()):
+            # vLLM's and torch's own decorators wrap some of these.
+            if not source.startswith(_roots_of("vllm", "torch")):
                 raise PatchError(
                     f"{target.name} was already replaced by {source}: another plugin patches the "
                     "same attribute. Remove it, or name the plugins to load in VLLM_PLUGINS."
@@ -307,10 +315,10 @@ def _sources(attribute: Any) -> Iterator[str]:
         layer = getattr(layer, "__wrapped__", None)
 
 
-def _torch_root() -> str:
-    """Where the wrappers of decorators such as `torch.inference_mode()` come from."""
-    found = importlib.util.find_spec("torch")
-    return str(Path(found.origin).parent) if found and found.origin else "\0"
+def _roots_of(*packages: str) -> tuple[str, ...]:
+    """Directories of those packages that are installed."""
+    found = [importlib.util.find_spec(package) for package in packages]
+    return tuple(f"{Path(spec.origin).parent}/" for spec in found if spec and spec.origin)
 
 
 def _replace_all(module: ModuleType, targets: Sequence[Target], spec: EngineSpec) -> None:

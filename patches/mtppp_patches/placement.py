@@ -128,6 +128,7 @@ PATCH = Patch(
         "0.33.0",
     ),
     obsolete_by="none: vLLM has no way to be given a placement group from the command line",
+    scope="deployment",
     wanted=lambda spec: spec.placement is not None,
     targets=(
         Target("vllm.v1.executor.ray_executor_v2", "RayExecutorV2._init_executor", replace=_adopt),

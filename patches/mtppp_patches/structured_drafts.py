@@ -38,6 +38,7 @@ PATCH = Patch(
     ),
     releases=releases("0.23.0", "0.31.0"),
     obsolete_by="0.32.0: GrammarOutput.num_acceptable_drafts rejects drafts that were not checked",
+    scope="decode",
     wanted=lambda spec: spec.mtp and spec.pipeline > 1,
     targets=(
         Target(_SCHEDULER, "AsyncScheduler._update_after_schedule", _without_drafts),

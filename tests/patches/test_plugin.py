@@ -9,6 +9,7 @@ from mtppp_patches.engine_spec import EngineSpec
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 REGISTER = "import sys\nfrom mtppp_patches.plugin import register\nregister()\n"
+NO_PATCHES = "import mtppp_patches.registry as registry\nregistry.PATCHES = ()\n"
 
 
 def test_outside_a_deployment_nothing_is_even_imported(run_python: Run) -> None:
@@ -28,7 +29,8 @@ def test_without_a_spec_the_process_stops(run_python: Run) -> None:
 
 def test_the_local_part_of_the_version_does_not_matter(run_python: Run) -> None:
     spec = EngineSpec("0.29.0", "glm4_moe").to_json()
-    done = run_python(REGISTER + "register()\n", MTPPP_DEPLOYMENT="d", MTPPP_ENGINE=spec)
+    code = NO_PATCHES + REGISTER + "register()\n"
+    done = run_python(code, MTPPP_DEPLOYMENT="d", MTPPP_ENGINE=spec)
     assert done.returncode == 0, done.stderr
 
 

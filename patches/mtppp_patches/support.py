@@ -1,0 +1,273 @@
+"""Which deployments are proven to be right, and which are refused, with the reason.
+
+One file, support.json, says it for plugin, launcher, command and documentation. Per release and
+family (`model_type`) it records the drafter's class, whether decoding is right as vLLM ships it
+("native"), right with our patches ("patched") or wrong ("broken"), and what proves it. Standard
+library only.
+
+A family without a row on a release is refused there. With one, a deployment is allowed when
+
+- the family's decoding with MTP has engine evidence on that release. It may come from another
+  family that decodes on the same path (`Evidence.on`); and
+- each patch of scope "model" that it needs has at least class evidence on that release; and
+- it is none of the combinations that are refused whatever the family.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.patch import names_needed
+from mtppp_patches.registry import PATCHES
+from mtppp_patches.releases import RELEASES
+
+Level = Literal["read", "config", "class", "engine"]
+"""What was done, weakest first: sources read; real configuration classes made; real model classes
+run in a process group; a real engine run and its tokens scored by another."""
+
+Decode = Literal["native", "patched", "broken"]
+
+DECODE = "decode"
+"""The key of the evidence for decoding as a whole; the others are names of patches."""
+
+_SCHEMA = 1
+# Models with sparse attention, whose expert layers leave their output to be summed later.
+_SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32", "dots3_note"})
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One thing that was shown.
+
+    Attributes:
+        on: model_type of the model it was shown with.
+        date: ISO date.
+        record: file of results in the repository, or the command.
+    """
+
+    level: Level
+    on: str
+    date: str
+    record: str
+
+    def at_least(self, level: Level) -> bool:
+        """Whether this is as strong as `level`."""
+        order = get_args(Level)
+        return order.index(self.level) >= order.index(level)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of models on one release.
+
+    Attributes:
+        drafter: the class that drafts, "module:class".
+        evidence: by name of patch of scope "model", and under `DECODE` for decoding as a whole, the
+            patches of that scope included.
+        note: anything a reader should know; "" for nothing.
+    """
+
+    model_type: str
+    drafter: str
+    decode: Decode
+    evidence: Mapping[str, Evidence]
+    note: str = ""
+
+    def proves(self, key: str, level: Level) -> bool:
+        """Whether there is evidence for `key` of at least `level`."""
+        found = self.evidence.get(key)
+        return found is not None and found.at_least(level)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a deployment is refused, and what to do instead.
+
+    Attributes:
+        overridable: whether naming `code` in the cluster file goes ahead at one's own risk.
+    """
+
+    code: str
+    reason: str
+    way_out: str
+    overridable: bool
+
+
+@dataclass(frozen=True)
+class Support:
+    """support.json.
+
+    Attributes:
+        updated: ISO date of the last change.
+        releases: release -> model_type -> family.
+        refusals: code -> refusal, its texts with placeholders for `str.format`.
+    """
+
+    updated: str
+    releases: Mapping[str, Mapping[str, Family]]
+    refusals: Mapping[str, Refusal]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a deployment may run.
+
+    Attributes:
+        refusals: what stands in the way; empty when allowed.
+        at_own_risk: refusals that the cluster file overrides.
+        patches: names of the patches it needs.
+        evidence: of decoding and of those patches that are of scope "model".
+    """
+
+    refusals: tuple[Refusal, ...]
+    at_own_risk: tuple[Refusal, ...]
+    patches: tuple[str, ...]
+    evidence: Mapping[str, Evidence]
+
+    @property
+    def allowed(self) -> bool:
+        return not self.refusals
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(refusal.reason for refusal in self.refusals)
+
+    @property
+    def way_out(self) -> str:
+        return "; ".join(dict.fromkeys(refusal.way_out for refusal in self.refusals))
+
+
+@cache
+def support() -> Support:
+    """The data of support.json.
+
+    Raises:
+        ValueError: the file is of another schema or malformed.
+    """
+    return parse(Path(__file__).with_name("support.json").read_text(encoding="utf-8"))
+
+
+def parse(text: str) -> Support:
+    """Read what support.json holds.
+
+    Raises:
+        ValueError: naming what is wrong and where.
+    """
+    data = json.loads(text)
+    if data.get("schema") != _SCHEMA:
+        raise ValueError(f"support.json is not of schema {_SCHEMA}")
+    if unknown := sorted(set(data["releases"]) - set(RELEASES)):
+        raise ValueError(f"unknown releases: {', '.join(unknown)}")
+    return Support(
+        updated=data["updated"],
+        releases={
+            release: {
+                model_type: _family(f"{release}.{model_type}", model_type, row)
+                for model_type, row in families.items()
+            }
+            for release, families in data["releases"].items()
+        },
+        refusals={code: Refusal(code=code, **row) for code, row in data["refusals"].items()},
+    )
+
+
+def admissible(spec: EngineSpec, data: Support | None = None) -> Verdict:
+    """Decide whether `spec` may run; its own `patches` are not looked at."""
+    data = data or support()
+    patches = names_needed(PATCHES, spec)
+    family = data.releases.get(spec.release, {}).get(spec.model_type)
+    found = [
+        _filled(data.refusals[code], spec, patches, family)
+        for code, applies in _CONDITIONS.items()
+        if applies(spec, patches, family)
+    ]
+    overridden = [r for r in found if r.overridable and r.code in spec.at_own_risk]
+    evidence = family.evidence if family else {}
+    return Verdict(
+        refusals=tuple(refusal for refusal in found if refusal not in overridden),
+        at_own_risk=tuple(overridden),
+        patches=patches,
+        evidence={key: evidence[key] for key in (DECODE, *patches) if key in evidence},
+    )
+
+
+_OF_MODEL = frozenset(patch.name for patch in PATCHES if patch.scope == "model")
+
+_Condition = Callable[[EngineSpec, tuple[str, ...], Family | None], bool]
+
+
+def _pipelines_mtp(spec: EngineSpec) -> bool:
+    return spec.pipeline > 1 and spec.mtp
+
+
+def _unproven(patches: Iterable[str], family: Family) -> list[str]:
+    return [patch for patch in patches if patch in _OF_MODEL and not family.proves(patch, "class")]
+
+
+_CONDITIONS: Mapping[str, _Condition] = {
+    "unknown_release": lambda spec, patches, family: (
+        spec.pipeline > 1 and spec.release not in RELEASES
+    ),
+    "unlisted_family": lambda spec, patches, family: (
+        spec.pipeline > 1 and spec.release in RELEASES and family is None
+    ),
+    "unproven_decode": lambda spec, patches, family: (
+        _pipelines_mtp(spec)
+        and family is not None
+        and (family.decode == "broken" or not family.proves(DECODE, "engine"))
+    ),
+    "unproven_patch": lambda spec, patches, family: (
+        family is not None and bool(_unproven(patches, family))
+    ),
+    "v1_runner": lambda spec, patches, family: _pipelines_mtp(spec) and spec.runner == "v1",
+    "sync_scheduling": lambda spec, patches, family: (
+        _pipelines_mtp(spec) and not spec.async_scheduling
+    ),
+    "speculative_method": lambda spec, patches, family: (
+        spec.pipeline > 1 and spec.speculative is not None and not spec.mtp
+    ),
+    "expert_data_parallel": lambda spec, patches, family: (
+        spec.model_type in _SPARSE
+        and spec.expert_parallel
+        and min(spec.data_parallel, spec.tensor, spec.pipeline) > 1
+    ),
+    "eplb_pipeline": lambda spec, patches, family: spec.eplb and spec.pipeline > 1,
+    "eplb_mtp": lambda spec, patches, family: spec.eplb and spec.mtp,
+}
+"""Code -> whether the refusal applies, given the patches needed and the family's row."""
+
+
+def _filled(
+    refusal: Refusal, spec: EngineSpec, patches: tuple[str, ...], family: Family | None
+) -> Refusal:
+    values = {
+        "release": spec.release,
+        "releases": ", ".join(RELEASES),
+        "model_type": spec.model_type,
+        "method": spec.speculative.method if spec.speculative else "",
+        "patches": ", ".join(_unproven(patches, family)) if family else "",
+    }
+    return Refusal(
+        refusal.code,
+        refusal.reason.format(**values),
+        refusal.way_out.format(**values),
+        refusal.overridable,
+    )
+
+
+def _family(where: str, model_type: str, row: dict[str, Any]) -> Family:
+    if unknown := sorted(set(row["evidence"]) - _OF_MODEL - {DECODE}):
+        raise ValueError(f"{where}: evidence for what is no patch of a model: {', '.join(unknown)}")
+    if row["decode"] not in get_args(Decode):
+        raise ValueError(f"{where}: decode {row['decode']!r} is none of {get_args(Decode)}")
+    evidence = {key: Evidence(**value) for key, value in row["evidence"].items()}
+    for key, item in evidence.items():
+        if item.level not in get_args(Level):
+            raise ValueError(f"{where}.{key}: level {item.level!r} is none of {get_args(Level)}")
+    return Family(model_type, row["drafter"], row["decode"], evidence, row.get("note", ""))

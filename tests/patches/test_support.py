@@ -1,0 +1,156 @@
+"""The compatibility data, and the decision made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from mtppp_patches import support as module
+from mtppp_patches.engine_spec import EngineSpec, Speculative
+from mtppp_patches.releases import RELEASES
+from mtppp_patches.support import DECODE, Evidence, Family, Support, admissible, parse, support
+
+FILE = Path(module.__file__).with_name("support.json")
+
+
+def deployment(**changes: object) -> EngineSpec:
+    spec = EngineSpec(
+        "0.29.0", "deepseek_v3", tensor=2, pipeline=2, speculative=Speculative("mtp", 3)
+    )
+    return dataclasses.replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def data(**levels: str) -> Support:
+    """Data in which deepseek_v3 on 0.29.0 has this evidence and nothing else is listed."""
+    evidence = {
+        name: Evidence(level, "deepseek_v3", "2026-01-01", "here")  # type: ignore[arg-type]
+        for name, level in levels.items()
+    }
+    family = Family("deepseek_v3", "m:C", "patched", evidence)
+    return Support("2026-01-01", {"0.29.0": {"deepseek_v3": family}}, support().refusals)
+
+
+PROVEN = {"drafter_weights": "class", DECODE: "engine"}
+
+
+def codes(spec: EngineSpec, facts: Support | None = None) -> list[str]:
+    return [refusal.code for refusal in admissible(spec, facts or data(**PROVEN)).refusals]
+
+
+def test_the_file_is_canonical_and_complete() -> None:
+    parsed = support()
+    assert set(parsed.refusals) == set(module._CONDITIONS)
+    for release, families in parsed.releases.items():
+        for family in families.values():
+            where = f"{release} {family.model_type}"
+            assert ":" in family.drafter, where
+            assert DECODE in family.evidence, where
+    for refusal in parsed.refusals.values():
+        assert refusal.reason, refusal.code
+        assert refusal.way_out, refusal.code
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 2}, "schema"),
+        ({"releases": {"0.1.0": {}}}, "unknown releases: 0.1.0"),
+        ({"row": {"decode": "good"}}, "0.32.0.glm4_moe: decode 'good'"),
+        ({"row": {"evidence": {"magic": {}}}}, "no patch of a model: magic"),
+        (
+            {
+                "row": {
+                    "evidence": {"decode": {"level": "rumour", "on": "", "date": "", "record": ""}}
+                }
+            },
+            "level 'rumour'",
+        ),
+    ],
+)
+def test_a_malformed_file_is_an_error(change: dict[str, dict[str, object]], message: str) -> None:
+    content = json.loads(FILE.read_text())
+    if row := change.pop("row", None):
+        content["releases"]["0.32.0"]["glm4_moe"] |= row
+    with pytest.raises(ValueError, match=message):
+        parse(json.dumps(content | change))
+
+
+def test_proven_is_allowed_with_the_patches_it_needs() -> None:
+    verdict = admissible(deployment(), data(**PROVEN))
+    assert verdict.allowed
+    assert verdict.reason == ""
+    assert set(verdict.evidence) == {DECODE, "drafter_weights"}
+    assert {"draft_relay", "drafter_weights"} <= set(verdict.patches)
+
+
+@pytest.mark.parametrize("level", ["class", "config", "read"])
+def test_decoding_needs_engine_evidence(level: str) -> None:
+    assert codes(deployment(), data(**PROVEN | {DECODE: level})) == ["unproven_decode"]
+
+
+def test_broken_decoding_is_refused_whatever_ran() -> None:
+    facts = data(**PROVEN)
+    row = facts.releases["0.29.0"]["deepseek_v3"]
+    broken = dataclasses.replace(row, decode="broken")
+    facts = dataclasses.replace(facts, releases={"0.29.0": {"deepseek_v3": broken}})
+    assert codes(deployment(), facts) == ["unproven_decode"]
+
+
+@pytest.mark.parametrize("level", ["config", "read", None])
+def test_a_needed_patch_needs_class_evidence(level: str | None) -> None:
+    levels = {DECODE: "engine"} | ({"drafter_weights": level} if level else {})
+    verdict = admissible(deployment(), data(**levels))
+    assert [refusal.code for refusal in verdict.refusals] == ["unproven_patch"]
+    assert "drafter_weights" in verdict.reason
+
+
+def test_without_speculation_decoding_evidence_is_not_asked_for() -> None:
+    assert codes(deployment(speculative=None), data(**{DECODE: "read"})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"release": "0.34.0"}, "unknown_release"),
+        ({"model_type": "llama"}, "unlisted_family"),
+        ({"release": "0.28.0"}, "unlisted_family"),
+        ({"runner": "v1"}, "v1_runner"),
+        ({"async_scheduling": False}, "sync_scheduling"),
+        ({"speculative": Speculative("eagle3", 3)}, "speculative_method"),
+        ({"eplb": True}, "eplb_pipeline"),
+        ({"eplb": True, "pipeline": 1}, "eplb_mtp"),
+        (
+            {"model_type": "glm_moe_dsa", "data_parallel": 2, "expert_parallel": True},
+            "expert_data_parallel",
+        ),
+    ],
+)
+def test_refused_combinations(changes: dict[str, object], code: str) -> None:
+    verdict = admissible(deployment(**changes), data(**PROVEN))
+    assert code in [refusal.code for refusal in verdict.refusals]
+    assert "{" not in verdict.reason + verdict.way_out
+
+
+@pytest.mark.parametrize("release", [*RELEASES, "0.34.0"])
+def test_one_stage_needs_nothing(release: str) -> None:
+    verdict = admissible(deployment(release=release, pipeline=1, model_type="llama"))
+    assert verdict.allowed
+    assert "draft_relay" not in verdict.patches
+
+
+def test_going_ahead_at_ones_own_risk() -> None:
+    levels = PROVEN | {DECODE: "read"}
+    verdict = admissible(deployment(at_own_risk=("unproven_decode",)), data(**levels))
+    assert verdict.allowed
+    assert [refusal.code for refusal in verdict.at_own_risk] == ["unproven_decode"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"runner": "v1"}, "v1_runner"), ({"async_scheduling": False}, "sync_scheduling")],
+)
+def test_what_cannot_work_cannot_be_overridden(changes: dict[str, object], code: str) -> None:
+    assert codes(deployment(at_own_risk=(code,), **changes)) == [code]
