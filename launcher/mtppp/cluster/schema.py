@@ -394,6 +394,13 @@ class Cluster(Section):
     serve: Serve = Field(
         default_factory=Serve, validate_default=True, description=str(Serve.__doc__)
     )
+    at_own_risk: tuple[str, ...] = Field(
+        (),
+        description=(
+            "Codes of refusals to go ahead in spite of, as the refusal names them. Such a "
+            "deployment is not proven to be right; `status` and every report say so."
+        ),
+    )
     secrets: tuple[str, ...] = Field(
         default=(),
         description=(

@@ -17,6 +17,7 @@ from mtppp.model.facts import read_facts
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace
 from mtppp.plan.admission import admit
+from mtppp.plan.build import engine_spec
 
 
 class FindModel(WithoutTrace):
@@ -39,7 +40,8 @@ def settle(deployment: Deployment, config: ModelConfig) -> None:
     """
     deployment.config = config
     deployment.model = read_facts(config.values)
-    deployment.admission = admit(deployment.cluster, deployment.model)
+    spec = engine_spec(deployment.cluster, family=deployment.model.model_type)
+    deployment.admission = admit(spec)
 
 
 def _on_this_side(model: Model) -> ModelConfig | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mtppp.cluster import Cluster
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.support import admissible
+
 from mtppp.errors import Refused
-from mtppp.model.facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,25 @@ class Admission:
     at_own_risk: tuple[str, ...] = ()
 
 
-def admit(cluster: Cluster, model: ModelFacts) -> Admission:
-    """Decide.
+def admit(spec: EngineSpec) -> Admission:
+    """Decide by the table that comes with the patches.
 
     Raises:
-        Refused: with the reason and the way out.
+        Refused: with each reason and the way out.
     """
-    if cluster.runtime.vllm == "0.32.0" and model.model_type in ("glm4_moe", "deepseek_v3"):
-        return Admission("engine")
-    raise Refused(f"{model.model_type} on vLLM {cluster.runtime.vllm} is not proven", hint="see `mtppp patches`")
+    verdict = admissible(spec)
+    if not verdict.allowed:
+        first = verdict.refusals[0]
+        overridable = [refusal.code for refusal in verdict.refusals if refusal.overridable]
+        risk = f"; `at_own_risk: [{', '.join(overridable)}]` goes ahead all the same"
+        raise Refused(
+            f"{spec.model_type} on vLLM {spec.release}: {first.reason}",
+            details=[refusal.reason for refusal in verdict.refusals[1:]],
+            hint=verdict.way_out + (risk if len(overridable) == len(verdict.refusals) else ""),
+        )
+    proven = ", ".join(f"{what}: {found.level}" for what, found in verdict.evidence.items())
+    risks = tuple(refusal.code for refusal in verdict.at_own_risk)
+    return Admission(
+        evidence=f"evidence {proven}" if proven else "as vLLM ships it",
+        at_own_risk=risks,
+    )

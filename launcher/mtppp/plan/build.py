@@ -57,8 +57,11 @@ def build_plan(
         cluster,
         family=family,
         layer_partition=layer_partition,
-        addresses=[cluster.nodes[rank.node].address for rank in ranks],
-        at_own_risk=admission.at_own_risk,
+        placement={
+            "namespace": NAMESPACE,
+            "group": cluster.name,
+            "addresses": [cluster.nodes[rank.node].address for rank in ranks],
+        },
     )
     ports = node_ports(cluster)
     head = _Head(cluster, facts[0], ports[0])
@@ -178,14 +181,13 @@ def engine_spec(
     cluster: Cluster,
     *,
     family: str,
-    layer_partition: Sequence[int],
-    addresses: Sequence[str],
-    at_own_risk: Sequence[str],
+    layer_partition: Sequence[int] | None = None,
+    placement: Mapping[str, Any] | None = None,
 ) -> EngineSpec:
     """What the plugin inside vLLM is told; with the patches that this deployment needs.
 
     Args:
-        addresses: the node address of each rank.
+        layer_partition, placement: None while they are not known, as before a host was asked.
     """
     fields: dict[str, Any] = {
         "release": cluster.runtime.vllm,
@@ -196,18 +198,14 @@ def engine_spec(
         "expert_parallel": bool(cluster.serve.args.get("enable-expert-parallel", False)),
         "eplb": bool(cluster.serve.args.get("enable-eplb", False)),
         "data_parallel": cluster.serve.args.get("data-parallel-size", 1),
-        "layer_partition": tuple(layer_partition),
+        "layer_partition": None if layer_partition is None else tuple(layer_partition),
         "speculative": (
             EngineSpeculative(cluster.speculative.method, cluster.speculative.tokens)
             if cluster.speculative
             else None
         ),
-        "at_own_risk": tuple(at_own_risk),
-        "placement": {
-            "namespace": NAMESPACE,
-            "group": cluster.name,
-            "addresses": list(addresses),
-        },
+        "at_own_risk": cluster.at_own_risk,
+        "placement": placement,
     }
     return EngineSpec(**fields, patches=names_needed(PATCHES, EngineSpec(**fields)))
 
