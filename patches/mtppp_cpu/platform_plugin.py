@@ -4,6 +4,8 @@ vLLM swallows what such a function raises and goes on with another platform. A r
 like that, so it is a platform, too: one that cannot be made (`refusal`).
 """
 
+import os
+
 from vllm.platforms import vllm_version_matches_substr
 
 from mtppp_cpu import request
@@ -15,6 +17,10 @@ def platform() -> str | None:
         return None
     if request.gpus() or not is_cpu_build():
         return "mtppp_cpu.refusal.RefusedPlatform"
+    # vLLM compiles helper functions with torch even where the model itself runs eagerly. That wants
+    # a C++ compiler on the host and takes longer than it saves. torch reads this as it decorates a
+    # function; vLLM's decorators ask for the platform first, and so come after this.
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
     return "mtppp_cpu.platform.CpuHostPlatform"
 
 

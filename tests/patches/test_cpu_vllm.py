@@ -1,0 +1,232 @@
+"""The CPU plugins inside real vLLM, release by release.
+
+Each test asks a fresh interpreter of that release's environment, where the plugins are on the path
+exactly as the launcher puts them on a node.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mtppp.plan.plugins import bundle
+
+RELEASES = ("0.27.1", "0.29.0", "0.32.0")
+MODEL = Path(__file__).resolve().parents[2] / "cluster_configs" / "models" / "demo-glm4-moe"
+
+# Importing vLLM is most of the time each test takes, several times that on a busy machine.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+GPU_HOST = """
+from pathlib import Path
+from mtppp_cpu import request
+request.gpus = lambda: [Path("/dev/nvidia0")]
+"""
+
+BACKEND = """
+import json, os
+from vllm.platforms import current_platform
+from vllm.triton_utils import HAS_TRITON
+import triton
+print(json.dumps({
+    "platform": type(current_platform).__name__,
+    "usable": bool(HAS_TRITON),
+    "interpreter": os.environ.get("TRITON_INTERPRET"),
+    "active": triton.backends.backends["cpu"].driver.is_active(),
+    "kernel": type(triton.language.standard.cdiv).__name__,
+}))
+"""
+
+TRITON_ALONE = """
+import json, os
+from triton.backends import backends
+print(json.dumps({
+    "active": backends["cpu"].driver.is_active(),
+    "interpreter": os.environ.get("TRITON_INTERPRET"),
+}))
+"""
+
+KERNEL = """
+import json
+from vllm.triton_utils import tl, triton
+import torch
+
+@triton.jit
+def double(values, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(values + at, 2 * tl.load(values + at, mask=inside), mask=inside)
+
+values = torch.arange(10)
+double[(triton.cdiv(10, 4),)](values, 10, BLOCK=4)
+
+# vLLM decorates helpers like this; nothing may be compiled, a host may have no C++ compiler.
+compiled = torch.compile(lambda: torch.compiler.is_compiling())
+print(json.dumps({
+    "driver": type(triton.runtime.driver.active).__name__,
+    "values": values.tolist(),
+    "compiled": compiled(),
+}))
+"""
+
+SCHEDULING = """
+import json, sys
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+def config(asked):
+    return EngineArgs(
+        model=sys.argv[1],
+        async_scheduling=asked,
+        pipeline_parallel_size=2,
+        distributed_executor_backend="ray",
+        enforce_eager=True,
+    ).create_engine_config()
+
+print(json.dumps({
+    "asked": {str(a): config(a).scheduler_config.async_scheduling for a in (True, False)},
+    "v2": config(True).use_v2_model_runner,
+    "ray": current_platform.ray_device_key,
+}))
+"""
+
+COMMUNICATOR = """
+import json, os, sys, tempfile
+import torch
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
+from vllm.platforms import current_platform
+from vllm.utils.import_utils import resolve_obj_by_qualname
+import vllm._custom_ops
+
+os.environ["VLLM_DIST_IDENT"] = "mtppp-test"
+current_platform.import_kernels()
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1
+)
+group = torch.distributed.group.WORLD
+
+def transport(communicator_class):
+    communicator = communicator_class(
+        cpu_group=group, device=torch.device("cpu"), device_group=group, unique_name="pp:0"
+    )
+    return getattr(communicator.dist_module, "__name__", type(communicator.dist_module).__name__)
+
+ours = resolve_obj_by_qualname(current_platform.get_device_communicator_cls())
+print(json.dumps({
+    "class": f"{ours.__module__}.{ours.__name__}",
+    "ours": transport(ours),
+    "vllm": transport(CpuCommunicator),
+}))
+"""
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("plugins")
+    for name, content in bundle(["mtppp_cpu"]).files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return root
+
+
+@pytest.fixture(params=RELEASES)
+def run(
+    request: pytest.FixtureRequest, vllm_python: Callable[[str], Path], plugins: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    python = vllm_python(request.param)
+
+    def run(code: str, *, asked: bool = True) -> subprocess.CompletedProcess[str]:
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": str(plugins),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CONFIG_ROOT": str(plugins / "config"),
+            "VLLM_CACHE_ROOT": str(plugins / "cache"),
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        if asked:
+            environment |= {"MTPPP_DEPLOYMENT": "test", "MTPPP_DEVICE": "cpu"}
+        return subprocess.run(
+            [python, "-c", code, MODEL],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def ask(run: Callable[..., subprocess.CompletedProcess[str]]) -> Ask:
+    """Run code that prints JSON on its last line; that value."""
+
+    def ask(code: str, *, asked: bool = True) -> Any:
+        done = run(code, asked=asked)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return ask
+
+
+def test_asked_for_the_platform_and_triton_are_ours(ask: Ask) -> None:
+    assert ask(BACKEND) == {
+        "platform": "CpuHostPlatform",
+        "usable": True,
+        "interpreter": "1",
+        "active": True,
+        "kernel": "InterpretedFunction",
+    }
+
+
+def test_kernels_run_interpreted_and_nothing_is_compiled(ask: Ask) -> None:
+    assert ask(KERNEL) == {
+        "driver": "InterpreterDriver",
+        "values": [2 * i for i in range(10)],
+        "compiled": False,
+    }
+
+
+def test_not_asked_for_vllm_keeps_its_own_platform(ask: Ask) -> None:
+    found = ask(BACKEND, asked=False)
+    assert found["platform"] == "CpuPlatform"
+    assert found["interpreter"] is None
+    assert not found["active"]
+    assert found["kernel"] == "JITFunction"
+
+
+def test_asked_for_on_a_gpu_host_the_process_says_why_and_stops(
+    run: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = run(GPU_HOST + "from vllm.platforms import current_platform")
+    assert done.returncode != 0
+    assert done.stderr.splitlines()[-1] == (
+        "mtppp_cpu.refusal.CpuHostError: mtppp: MTPPP_DEVICE=cpu asks for CPU hosts, but this host "
+        "has a GPU (/dev/nvidia0); deploy on its GPUs instead, or choose hosts without"
+    )
+
+
+def test_on_a_gpu_host_triton_keeps_its_own_backends(ask: Ask) -> None:
+    assert ask(GPU_HOST + TRITON_ALONE) == {"active": False, "interpreter": None}
+
+
+def test_the_scheduling_asked_for_is_kept(ask: Ask) -> None:
+    assert ask(SCHEDULING) == {"asked": {"True": True, "False": False}, "v2": True, "ray": "GPU"}
+
+
+def test_collectives_use_the_network_even_where_shared_memory_would_do(ask: Ask) -> None:
+    assert ask(COMMUNICATOR) == {
+        "class": "mtppp_cpu.communicator.CrossHostCommunicator",
+        "ours": "torch.distributed",
+        "vllm": "_CPUSHMDistributed",
+    }
