@@ -23,8 +23,10 @@ CATALOGUE = "catalogue"
 HUB = "https://huggingface.co"
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
-VOLATILE = frozenset({"transformers_version", "_name_or_path"})
-"""Keys that differ between copies of one model: what wrote the file, and where."""
+VOLATILE = frozenset({"transformers_version", "_name_or_path", "modules_to_not_convert"})
+"""Keys that do not tell models apart: what wrote the file, and where; and the list, thousands of
+names long in some files, of modules that a checkpoint left unquantised, which bundled files leave
+out. A checkpoint that contradicts that list does not load."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +50,37 @@ class ModelConfig:
 
 
 def semantic_hash(config: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON, without keys that say nothing of the model.
+    """SHA-256 of what the configuration means, in canonical JSON.
 
-    `torch_dtype`, the former name of `dtype`, counts as `dtype`; nested parts likewise.
+    Equal for files that differ in `VOLATILE` keys, in keys that are null, in writing 8000000 as
+    8000000.0, or in calling `dtype` by its former name `torch_dtype`; in nested parts likewise.
     """
     text = json.dumps(_meaning(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _meaning(config: Mapping[str, Any]) -> dict[str, Any]:
+def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
+    """Top-level keys in which two configurations mean different things, sorted."""
+    first, second = _meaning(one), _meaning(other)
+    return tuple(
+        sorted(key for key in first.keys() | second.keys() if first.get(key) != second.get(key))
+    )
+
+
+def _meaning(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_meaning(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
     meaning = {
-        key: _meaning(value) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-        if key not in VOLATILE and key != "torch_dtype"
+        key: _meaning(entry)
+        for key, entry in value.items()
+        if key not in VOLATILE and key != "torch_dtype" and entry is not None
     }
-    if "torch_dtype" in config:
-        meaning.setdefault("dtype", config["torch_dtype"])
+    if value.get("torch_dtype") is not None:
+        meaning.setdefault("dtype", value["torch_dtype"])
     return meaning
 
 

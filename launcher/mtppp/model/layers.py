@@ -17,7 +17,7 @@ from mtppp.model.weights import Axis, Split, Storage, Weight, bytes_of_type
 ATTENTIONS = ("mla", "full", "sliding", "linear")
 
 
-class MissingKey(Exception):  # noqa: N818 - carries what is unknown, is never shown as such
+class MissingKey(Exception):
     """config.json lacks a key without which the layer's shape is unknown."""
 
 

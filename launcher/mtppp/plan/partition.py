@@ -255,15 +255,15 @@ def best_partition(problem: Problem) -> Partition:
             hint=f"use at most {len(starts)} pipeline stages",
         )
     search = _Search(problem, [*starts, len(problem.layers)])
-    time = search.best(lambda load: load.time, max)
+    time = search.best(lambda time, tokens: time, max)
     if time is None:
         raise _does_not_fit(problem)
     search.slowest = time
     # As the smallest of a negative: the search minimises.
-    room = search.best(lambda load: -load.tokens, max)
+    room = search.best(lambda time, tokens: -tokens, max)
     assert room is not None
     search.fewest = -room
-    return search.trace(lambda load: load.time**2)
+    return search.trace(lambda time, tokens: time**2)
 
 
 def most_tokens(problem: Problem) -> int:
@@ -271,7 +271,7 @@ def most_tokens(problem: Problem) -> int:
     starts = problem.couplings.legal_starts(len(problem.layers))
     search = _Search(problem, [*starts, len(problem.layers)])
     search.fewest = 0
-    room = search.best(lambda load: -load.tokens, max)
+    room = search.best(lambda time, tokens: -tokens, max)
     return -1 if room is None else -room
 
 
@@ -292,31 +292,26 @@ class _Spans:
     """Costs of any run of layers on any stage, from prefix sums."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._stages = len(problem.hosts)
-        self._sums = list(accumulate(problem.layers, initial=Cost()))
+        self._hosts = problem.hosts
+        self._times = list(accumulate((cost.time for cost in problem.layers), initial=0))
+        self._memories = list(accumulate((cost.memory for cost in problem.layers), initial=0))
+        self._caches = list(accumulate((cost.cache for cost in problem.layers), initial=0))
+        self._extras = [Cost(cache=host.cache) for host in problem.hosts]
+        self._extras[0] += problem.first
+        self._extras[-1] += problem.last
+
+    def measure(self, stage: int, begin: int, end: int) -> tuple[int, int, int]:
+        """Time, memory and tokens of layers `begin` to `end - 1` on `stage`."""
+        extra, host = self._extras[stage], self._hosts[stage]
+        time = (self._times[end] - self._times[begin] + extra.time) * host.slowness
+        memory = self._memories[end] - self._memories[begin] + extra.memory
+        cache = self._caches[end] - self._caches[begin] + extra.cache
+        room = host.memory - memory
+        return time, memory, -1 if room < 0 else room // cache if cache else UNLIMITED
 
     def load(self, stage: int, begin: int, end: int) -> StageLoad:
-        """Layers `begin` to `end - 1` on `stage`."""
-        before, upto = self._sums[begin], self._sums[end]
-        time = upto.time - before.time
-        memory = upto.memory - before.memory
-        cache = upto.cache - before.cache
-        for extra, applies in (
-            (self._problem.first, stage == 0),
-            (self._problem.last, stage == self._stages - 1),
-        ):
-            if applies:
-                time, memory, cache = (
-                    time + extra.time,
-                    memory + extra.memory,
-                    cache + extra.cache,
-                )
-        host = self._problem.hosts[stage]
-        room = host.memory - memory
-        cache += host.cache
-        tokens = -1 if room < 0 else room // cache if cache else UNLIMITED
-        return StageLoad(begin, end - 1, time * host.slowness, memory, tokens)
+        time, memory, tokens = self.measure(stage, begin, end)
+        return StageLoad(begin, end - 1, time, memory, tokens)
 
 
 class _Search:
@@ -330,17 +325,17 @@ class _Search:
         self.fewest = problem.tokens
 
     def best(
-        self, value: Callable[[StageLoad], int], combine: Callable[[int, int], int]
+        self, value: Callable[[int, int], int], combine: Callable[[int, int], int]
     ) -> int | None:
         """The smallest combined value of all stages; None: no partition is within the bounds.
 
         Args:
-            value: of one stage; must not shrink when it gets more layers.
+            value: of one stage's time and tokens; must not shrink when it gets more layers.
             combine: max or a sum of values that are not negative.
         """
         return self._table(value, combine)[0].get(0)
 
-    def trace(self, value: Callable[[StageLoad], int]) -> Partition:
+    def trace(self, value: Callable[[int, int], int]) -> Partition:
         """The partition with the smallest sum of values; of equals the one with more layers on
         earlier stages. One within the bounds must exist."""
         table = self._table(value, lambda one, other: one + other)
@@ -352,15 +347,16 @@ class _Search:
                 rest = table[stage + 1].get(end)
                 if rest is None:
                     continue
-                load = self._spans.load(stage, self._edges[begin], self._edges[end])
-                if self._within(load) and value(load) + rest == remaining:
-                    stages.append(load)
+                span = stage, self._edges[begin], self._edges[end]
+                time, _, tokens = self._spans.measure(*span)
+                if self._within(time, tokens) and value(time, tokens) + rest == remaining:
+                    stages.append(self._spans.load(*span))
                     begin = end
                     break
         return Partition(tuple(stages))
 
     def _table(
-        self, value: Callable[[StageLoad], int], combine: Callable[[int, int], int]
+        self, value: Callable[[int, int], int], combine: Callable[[int, int], int]
     ) -> list[dict[int, int]]:
         """For each stage and edge it may begin at: the best value of it and all that follow."""
         last_edge = len(self._edges) - 1
@@ -370,11 +366,13 @@ class _Search:
             for begin in self._begins(stage):
                 best: int | None = None
                 for end in self._ends(stage, begin):
-                    load = self._spans.load(stage, self._edges[begin], self._edges[end])
+                    time, _, tokens = self._spans.measure(
+                        stage, self._edges[begin], self._edges[end]
+                    )
                     # More layers make a stage only slower and fuller.
-                    if not self._within(load):
+                    if not self._within(time, tokens):
                         break
-                    own = value(load)
+                    own = value(time, tokens)
                     if best is not None and own >= best:
                         break
                     rest = table[stage + 1].get(end)
@@ -387,10 +385,8 @@ class _Search:
                     table[stage][begin] = best
         return table
 
-    def _within(self, load: StageLoad) -> bool:
-        return load.tokens >= max(0, self.fewest) and (
-            self.slowest is None or load.time <= self.slowest
-        )
+    def _within(self, time: int, tokens: int) -> bool:
+        return tokens >= max(0, self.fewest) and (self.slowest is None or time <= self.slowest)
 
     def _begins(self, stage: int) -> range:
         if stage == 0:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mtppp.errors import ConfigurationError, MtpppError
-from mtppp.model.config import catalogue, find_config, semantic_hash
+from mtppp.model.config import catalogue, differing_keys, find_config, semantic_hash
 from mtppp.model.facts import read_facts
 
 CONFIG = {"model_type": "glm4_moe", "num_hidden_layers": 2, "dtype": "bfloat16"}
@@ -206,6 +206,30 @@ def test_the_hash_ignores_who_wrote_the_file() -> None:
     }
     assert semantic_hash(CONFIG) == semantic_hash(other)
     assert semantic_hash(CONFIG) != semantic_hash(CONFIG | {"num_hidden_layers": 3})
+
+
+def test_the_hash_ignores_how_a_value_is_written() -> None:
+    plain = {"rope_parameters": {"rope_theta": 8000000}, "layers": [1, 2]}
+    other = {
+        "rope_parameters": {"rope_theta": 8000000.0, "factor": None},
+        "layers": [1.0, 2],
+        "index_topk_pattern": None,
+    }
+    assert semantic_hash(plain) == semantic_hash(other)
+    assert semantic_hash(plain) != semantic_hash(plain | {"layers": [1, 2.5]})
+    assert semantic_hash({"use_cache": True}) != semantic_hash({"use_cache": 1.5})
+
+
+def test_the_hash_ignores_the_list_that_bundled_files_leave_out() -> None:
+    bundled = find_config("zai-org/GLM-5.2-FP8", environ={}).values
+    section = bundled["quantization_config"] | {"modules_to_not_convert": ["lm_head"]}
+    assert semantic_hash(bundled | {"quantization_config": section}) == semantic_hash(bundled)
+
+
+def test_differing_keys_are_named() -> None:
+    assert differing_keys(CONFIG, CONFIG | {"transformers_version": "5"}) == ()
+    other = {"model_type": "glm4_moe", "num_hidden_layers": 3, "dtype": "bfloat16", "vocab_size": 8}
+    assert differing_keys(CONFIG, other) == ("num_hidden_layers", "vocab_size")
 
 
 def test_the_hash_looks_into_nested_parts() -> None:
