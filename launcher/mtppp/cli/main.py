@@ -16,6 +16,7 @@ INTERRUPTED = 130
 # name -> (module, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
+    "model": ("mtppp.cli.model", "Look at a model, from its config.json."),
     "stop": ("mtppp.cli.stop", "End a deployment, and only what it started."),
 }
 

@@ -31,12 +31,12 @@ _LEGEND = {
 }
 
 
-@click.group()
-def model() -> None:
+@click.group(name="model")
+def command() -> None:
     """Look at a model."""
 
 
-@model.command()
+@command.command()
 @click.argument("model_path_or_id", metavar="DIR|ID")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option(

@@ -10,11 +10,11 @@ from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories
 from mtppp.plan.admission import Admission
-from mtppp.plan.costs import partition_problem
+from mtppp.plan.costs import best_cut
 from mtppp.plan.environment import node_environment
 from mtppp.plan.layout import assign_ranks, cut_into_stages
 from mtppp.plan.memory import DEFAULT_UTILISATION, Gpu, Serving
-from mtppp.plan.partition import best_partition, refuse_illegal
+from mtppp.plan.partition import refuse_illegal
 from mtppp.plan.plan import Command, NodePlan, Plan, Rank, RayPorts
 from mtppp.plan.ports import base_of, ray_ports
 from mtppp_patches.engine_spec import EngineSpec
@@ -140,7 +140,7 @@ def choose_partition(
         _smallest_gpu(cluster, facts, {rank.node for rank in ranks if rank.stage == stage})
         for stage in range(cluster.parallel.pipeline)
     ]
-    return best_partition(partition_problem(model, serving(cluster), gpus)).counts
+    return best_cut(model, serving(cluster), gpus).counts
 
 
 def serving(cluster: Cluster) -> Serving:
@@ -150,11 +150,13 @@ def serving(cluster: Cluster) -> Serving:
         "max_num_seqs": args.get("max-num-seqs"),
         "max_num_batched_tokens": args.get("max-num-batched-tokens"),
         "cache_type": args.get("kv-cache-dtype"),
+        "max_model_len": args.get("max-model-len"),
     }
     return Serving(
         tensor=cluster.parallel.tensor,
         expert=cluster.parallel.tensor if args.get("enable-expert-parallel") else None,
         drafts=cluster.speculative.tokens if cluster.speculative else 0,
+        release=cluster.runtime.vllm,
         **{name: value for name, value in given.items() if value is not None},
     )
 

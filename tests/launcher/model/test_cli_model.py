@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 from published import QWEN3_NEXT
 
-from mtppp.cli.model import model
+from mtppp.cli.model import command as model
 from mtppp.errors import ConfigurationError
 
 
