@@ -32,10 +32,11 @@ def in_switch(pid: int, *argv: str, stdin: str | None = None) -> str:
 def mark_of(pid: int) -> tuple[str, str] | None:
     """The lab and the member that a process belongs to, from its environment."""
     with contextlib.suppress(OSError):
-        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            if variable.startswith(f"{MARK}=".encode()):
-                lab, _, member = variable.decode().partition("=")[2].partition("/")
-                return lab, member
+        environment = b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+        _, found, rest = environment.partition(f"\0{MARK}=".encode())
+        if found:
+            lab, _, member = rest.partition(b"\0")[0].decode().partition("/")
+            return lab, member
     return None
 
 
