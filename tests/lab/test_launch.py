@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployments import MODELS, PROMPTS, Server, cluster_file, launched, mtppp
+from deployments import COMMAND, MODELS, PROMPTS, Server, cluster_file, launched, mtppp
 from lab_driver import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -236,7 +236,7 @@ def test_help_is_quick() -> None:
     used = []
     for _ in range(3):
         before = os.times()
-        subprocess.run(["mtppp", "--help"], capture_output=True, check=True)
+        subprocess.run([*COMMAND, "--help"], capture_output=True, check=True)
         after = os.times()
         used.append(
             after.children_user - before.children_user
