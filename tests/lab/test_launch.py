@@ -239,7 +239,9 @@ def test_help_is_quick() -> None:
         subprocess.run([*COMMAND, "--help"], capture_output=True, check=True)
         after = os.times()
         used.append(
-            after.children_user - before.children_user
-            + after.children_system - before.children_system
+            after.children_user
+            - before.children_user
+            + after.children_system
+            - before.children_system
         )
     assert min(used) < 0.3, used

@@ -8,7 +8,7 @@ import secrets
 from mtppp.console import Step
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.phase import on_each
 from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
 
@@ -17,7 +17,7 @@ LAUNCH_ONLY = (environment.TOKEN_FILE, environment.CONFIG_ROOT, "attest", "proce
 """What a run directory holds only while the deployment runs; logs and Plan stay."""
 
 
-class ShipPlugins(WithoutTrace):
+class ShipPlugins:
     title = "plugins"
 
     def run(self, deployment: Deployment, step: Step) -> None:
@@ -30,6 +30,15 @@ class ShipPlugins(WithoutTrace):
 
         on_each(deployment.members, ship)
         step.note = f"{deployment.plugins.name}, patches: {', '.join(deployment.plan.patches)}"
+
+    def clean_up(self, deployment: Deployment) -> None:
+        """The token goes; the plugins may stay: their name says what they are."""
+        on_each(
+            deployment.members,
+            lambda member: member[0].clear(
+                member[1].directory, member[1].ray_directory, LAUNCH_ONLY
+            ),
+        )
 
 
 def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None:
