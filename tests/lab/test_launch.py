@@ -69,7 +69,7 @@ def test_three_stages_follow_the_file_and_not_the_order_of_joining(
         name="three",
         parallel={"pipeline": 3, "layer_partition": [3, 2, 1]},
     )
-    with _joins_last("/three/1", lab.output), launched(file) as server:
+    with JoinsLast("/three/1", lab.output), launched(file) as server:
         attested = {
             host: json.loads(lab.output(host, "sh", "-c", "cat /var/tmp/mtppp-0/three/*/attest/*"))
             for host in hosts
@@ -81,7 +81,7 @@ def test_three_stages_follow_the_file_and_not_the_order_of_joining(
     assert [bool(attested[host]["drafter"]) for host in hosts] == [False, False, True]
 
 
-class _joins_last:
+class JoinsLast:
     """Holds a node's `ray start` until every other node has joined: stopped, then continued."""
 
     def __init__(self, mark: str, output: object) -> None:
@@ -136,7 +136,7 @@ def test_stop_ends_what_is_ours_and_nothing_else(
         tmp_path, lab, hosts=["n1", "n2"], model="demo-glm4-moe", python=vllm_python_0_32
     )
     before = {host: _traces(lab, host) for host in ("n1", "n2")}
-    with _foreign_ray(lab, vllm_python_0_32), _foreign_vllm(lab, vllm_python_0_32) as foreign:
+    with ForeignRay(lab, vllm_python_0_32), ForeignVllm(lab, vllm_python_0_32) as foreign:
         beside = {host: _traces(lab, host) for host in ("n1", "n2")}
         with launched(file) as server:
             assert server.greedy(["count 3 by 4: 3 7"], 4)[0].tokens
@@ -177,7 +177,7 @@ def _traces(lab: Lab, host: str) -> dict[str, set[str]]:
     return found
 
 
-class _foreign_ray:
+class ForeignRay:
     """A Ray cluster of somebody else on n1."""
 
     def __init__(self, lab: Lab, python: Path) -> None:
@@ -196,7 +196,7 @@ class _foreign_ray:
         self._lab.run("n1", self._python, "-m", "ray.scripts.scripts", "stop", "--force")
 
 
-class _foreign_vllm:
+class ForeignVllm:
     """A vLLM server of somebody else on n1, one process group, no Ray."""
 
     def __init__(self, lab: Lab, python: Path) -> None:
