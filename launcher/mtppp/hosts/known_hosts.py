@@ -44,14 +44,7 @@ class KnownKey:
     def applies_to(self, name: str) -> bool:
         if self.names.startswith("|1|"):
             return _hash_matches(self.names, name)
-        matched = False
-        for pattern in self.names.lower().split(","):
-            if pattern.startswith("!"):
-                if _glob_matches(pattern[1:], name):
-                    return False
-            elif _glob_matches(pattern, name):
-                matched = True
-        return matched
+        return matches_patterns(self.names.lower().split(","), name)
 
 
 class KnownHosts:
@@ -106,6 +99,17 @@ class KnownHosts:
         return [key for key in self._keys if not key.marker and key.applies_to(name)]
 
 
+def matches_patterns(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name matches one of OpenSSH's patterns, and none that is negated with `!`."""
+    matched = False
+    for pattern in patterns:
+        if _glob_matches(pattern.removeprefix("!"), name):
+            if pattern.startswith("!"):
+                return False
+            matched = True
+    return matched
+
+
 def recorded_name(host: str, port: int) -> str:
     """The name under which known_hosts has a host."""
     return host.lower() if port == 22 else f"[{host.lower()}]:{port}"
@@ -141,6 +145,6 @@ def _hash_matches(hashed: str, name: str) -> bool:
 
 
 def _glob_matches(pattern: str, name: str) -> bool:
-    """Match as known_hosts does: only * and ? are special, brackets enclose a name."""
+    """Match as OpenSSH does: only * and ? are special, and brackets are themselves."""
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(expression, name) is not None

@@ -8,6 +8,7 @@ import pwd
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from mtppp.errors import HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
@@ -20,7 +21,7 @@ _NOT_EXECUTABLE = 126
 class LocalTransport:
     """Runs commands on this machine as ssh would: no terminal, from the home directory.
 
-    A command sees of this process's environment no more than `PATH` and the locale: what the
+    A command sees of this process's environment no more than `PATH`, `HOME` and the locale: what the
     operator happens to have exported must not decide how a node behaves.
     """
 
@@ -47,15 +48,17 @@ class LocalTransport:
             HostTimeout: `timeout` passed first; the command and all in its session are killed.
         """
         check_argv(argv)
-        account = pwd.getpwuid(os.getuid())
+        environment = _environment(pwd.getpwuid(os.getuid()))
+        home = environment["HOME"]
         try:
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=_environment(account),
-                cwd=account.pw_dir,
+                env=environment,
+                # As sshd does for an account whose home directory does not exist.
+                cwd=home if Path(home).is_dir() else "/",
                 start_new_session=True,
             )
         except FileNotFoundError:
@@ -81,7 +84,8 @@ def _environment(account: pwd.struct_passwd) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {
         **kept,
-        "HOME": account.pw_dir,
+        # The operator's own, for whom `~` means this; in containers the account's often is not.
+        "HOME": os.environ.get("HOME") or account.pw_dir,
         "LOGNAME": account.pw_name,
         "SHELL": account.pw_shell,
         "USER": account.pw_name,

@@ -150,7 +150,7 @@ class Node:
         done = self.transport.run(
             ["sh", "-c", _START, "sh", self.python], stdin=stdin, timeout=timeout + _MARGIN
         )
-        if done.status == 127:
+        if done.status == 127 and "no python at" in done.stderr:
             raise RemoteCommandFailed(
                 self.host,
                 f"there is no python at {self.python}",

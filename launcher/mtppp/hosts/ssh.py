@@ -73,8 +73,7 @@ class SshTransport:
         check_argv(argv)
         connection = self._connected()
         deadline = time.monotonic() + timeout
-        late = HostTimeout(self.host, f"`{shown(argv)}` did not end within {timeout:g} s")
-        channel = self._open_channel(connection, deadline, late)
+        channel = self._open_channel(connection, deadline)
         outputs = _Outputs(channel)
         cause: BaseException | None = None
         status = -1
@@ -86,8 +85,11 @@ class SshTransport:
             except _LOST as error:
                 cause = error
         if expired.is_set():
-            late.details = tuple(last_lines(outputs.stderr, outputs.stdout))
-            raise late
+            raise HostTimeout(
+                self.host,
+                f"`{shown(argv)}` did not end within {timeout:g} s",
+                details=last_lines(outputs.stderr, outputs.stdout),
+            )
         if status < 0:
             status = _signal_status(connection.exit_signal(channel))
         if status < 0:
@@ -104,9 +106,7 @@ class SshTransport:
             self._connection = Connection(self.host, resolve_route(self._target), self._liveness)
             return self._connection
 
-    def _open_channel(
-        self, connection: Connection, deadline: float, late: HostTimeout
-    ) -> paramiko.Channel:
+    def _open_channel(self, connection: Connection, deadline: float) -> paramiko.Channel:
         """A channel for one command, waiting for one while the server has none to give.
 
         sshd allows MaxSessions (10) at once, and one that has just ended may still count.
@@ -121,8 +121,11 @@ class SshTransport:
                         self.host, f"the connection was lost: {_reason(error)}"
                     ) from error
                 if left <= _REFUSED_PAUSE:
-                    late.hint = "The server opened no session: see MaxSessions in its sshd_config."
-                    raise late from error
+                    raise HostTimeout(
+                        self.host,
+                        f"the server opened no session in time: {_reason(error)}",
+                        hint="See MaxSessions in its sshd_config.",
+                    ) from error
             time.sleep(_REFUSED_PAUSE)
 
     def _lost(

@@ -1,6 +1,6 @@
 """The way to a host: what was asked for explicitly, then what the OpenSSH client's file says.
 
-paramiko reads that file but knows no `Include`, so those are expanded first.
+paramiko reads such files too, but knows no Include and lets `Match exec` read our stdin.
 """
 
 from __future__ import annotations
@@ -10,25 +10,37 @@ import os
 import pwd
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import paramiko
-
 from mtppp.errors import ConnectFailed
-from mtppp.hosts.known_hosts import recorded_name
+from mtppp.hosts.known_hosts import matches_patterns, recorded_name
 
 _SETTING = re.compile(r"\s*(\w+)(?:\s*=\s*|\s+)(.+)")
 _HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[.+\]|[^\[\]:]+)(?::(?P<port>\d+))?/?"
 )
-_MATCH_WITHOUT_ARGUMENT = {"all", "canonical", "final"}
-_MATCH_WITH_ARGUMENT = {"host", "originalhost", "user", "localuser", "exec"}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_SETTINGS_USED = {
+    "connecttimeout",
+    "hostkeyalias",
+    "hostname",
+    "identitiesonly",
+    "identityfile",
+    "port",
+    "proxycommand",
+    "proxyjump",
+    "serveraliveinterval",
+    "user",
+    "userknownhostsfile",
+}
 _INCLUDE_DEPTH = 16
 _JUMP_DEPTH = 8
+_MATCH_EXEC_TIMEOUT = 30.0
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SSH_PORT = 22
 _CONNECT_TIMEOUT = 20.0
 _KEEPALIVE_INTERVAL = 10.0
@@ -67,7 +79,7 @@ class Endpoint:
     Attributes:
         name: what it was asked for by.
         host_key_alias: the name known_hosts has it under, if that is not its own.
-        identity_files: key files to offer; those that must exist.
+        identity_files: key files that were asked for, offered before the agent's other keys.
         default_keys: key files to offer after the agent's keys, if they exist.
         keepalive_interval: seconds between two signs of life that are asked for.
         proxy_command: a shell command whose input and output are the connection.
@@ -86,10 +98,6 @@ class Endpoint:
     keepalive_interval: float
     proxy_command: str | None
 
-    def __str__(self) -> str:
-        address = f"{self.hostname}:{self.port}"
-        return address if self.name == self.hostname else f"{self.name} ({address})"
-
     @property
     def recorded_names(self) -> tuple[str, ...]:
         """The names under which known_hosts may have it. The first is the one to record it by."""
@@ -100,20 +108,6 @@ class Endpoint:
         return tuple(dict.fromkeys((own, without_port)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Overrides:
-    """Settings that win over the file's, for one host on the way."""
-
-    user: str | None = None
-    port: int | None = None
-    proxy_jump: str | None = None
-
-    def lines(self) -> list[str]:
-        # The first value obtained for a setting counts, so these go before the file.
-        settings = {"User": self.user, "Port": self.port, "ProxyJump": self.proxy_jump}
-        return [f"{name} {value}" for name, value in settings.items() if value is not None]
-
-
 def resolve_route(target: SshTarget) -> tuple[Endpoint, ...]:
     """The SSH servers to go through, the target last.
 
@@ -121,11 +115,16 @@ def resolve_route(target: SshTarget) -> tuple[Endpoint, ...]:
         ConnectFailed: the OpenSSH client's file is missing, invalid or beyond what is supported.
     """
     path = (target.config_file or Path("~/.ssh/config")).expanduser()
+    required = target.config_file is not None
+    given = {
+        "user": target.user,
+        "port": target.port,
+        "proxyjump": target.proxy_jump,
+    }
     try:
-        lines = [] if target.config_file is None and not path.exists() else list(_expanded(path))
-        overrides = _Overrides(target.user, target.port, target.proxy_jump)
-        return _Resolver(target, lines).route(target.host, overrides)
-    except (OSError, ValueError, KeyError, ImportError, paramiko.SSHException) as error:
+        resolver = _Resolver(target, path if required or path.exists() else None)
+        return resolver.route(target.host, given)
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         raise ConnectFailed(
             target.host,
             f"cannot find the way from {path}: {error}",
@@ -134,82 +133,231 @@ def resolve_route(target: SshTarget) -> tuple[Endpoint, ...]:
 
 
 class _Resolver:
-    def __init__(self, target: SshTarget, lines: Sequence[str]) -> None:
+    def __init__(self, target: SshTarget, path: Path | None) -> None:
         self._target = target
-        self._lines = lines
+        self._path = path
 
-    def route(self, host: str, overrides: _Overrides, depth: int = 0) -> tuple[Endpoint, ...]:
+    def route(self, host: str, given: Mapping[str, object], depth: int = 0) -> tuple[Endpoint, ...]:
         """The servers to go through to `host`, by its own ProxyJump and that of the first hop."""
         if depth > _JUMP_DEPTH:
             raise ValueError(f"ProxyJump of {host} goes in circles")
-        options = self._options(host, overrides)
-        proxy = next((name for name in options if name in ("proxyjump", "proxycommand")), "")
-        value = options.get(proxy) or "none"
-        if proxy != "proxyjump" or value.lower() == "none":
-            command = value if proxy == "proxycommand" and value.lower() != "none" else None
-            return (self._endpoint(host, options, proxy_command=command),)
+        options = self._options(host, given)
+        # Whichever of the two comes first counts.
+        proxy = next((name for name in options.values if name in ("proxyjump", "proxycommand")), "")
+        value = options.expanded(proxy)
+        if not value or value.lower() == "none":
+            return (self._endpoint(options),)
+        if proxy == "proxycommand":
+            return (self._endpoint(options, proxy_command=value),)
         first, *others = (_hop(text.strip()) for text in value.split(","))
         return (
             *self.route(*first, depth=depth + 1),
-            *(self._endpoint(name, self._options(name, given)) for name, given in others),
-            self._endpoint(host, options),
+            *(self._endpoint(self._options(*other)) for other in others),
+            self._endpoint(options),
         )
 
-    def _options(self, host: str, overrides: _Overrides) -> paramiko.SSHConfigDict:
-        text = "\n".join([*overrides.lines(), "Host *", *self._lines])
-        return paramiko.SSHConfig.from_text(text).lookup(host)
+    def _options(self, host: str, given: Mapping[str, object]) -> _Options:
+        options = _Options(host, given)
+        if self._path is not None:
+            options.read(self._path)
+            if options.has_final_match:
+                options.final = True
+                options.read(self._path)
+        return options
 
-    def _endpoint(
-        self, name: str, options: paramiko.SSHConfigDict, proxy_command: str | None = None
-    ) -> Endpoint:
-        target = self._target
-        asked = _seconds(options.get("connecttimeout", "none")) or _CONNECT_TIMEOUT
-        interval = _seconds(options.get("serveraliveinterval", "none")) or _KEEPALIVE_INTERVAL
-        identity_files = self._identity_files(name, options)
+    def _endpoint(self, options: _Options, proxy_command: str | None = None) -> Endpoint:
+        asked = _seconds(options.get("connecttimeout")) or _CONNECT_TIMEOUT
+        interval = _seconds(options.get("serveraliveinterval")) or _KEEPALIVE_INTERVAL
+        identity_files = self._identity_files(options)
         default_keys = () if identity_files else tuple(_home_ssh(key) for key in _DEFAULT_KEYS)
         return Endpoint(
-            name=name,
-            hostname=options["hostname"],
-            port=int(options.get("port", _SSH_PORT)),
-            user=options.get("user") or pwd.getpwuid(os.getuid()).pw_name,
-            host_key_alias=options.get("hostkeyalias"),
+            name=options.host,
+            hostname=options.hostname,
+            port=int(options.port),
+            user=options.user,
+            host_key_alias=options.get("hostkeyalias") or None,
             known_hosts=self._known_hosts(options),
             identity_files=identity_files,
             default_keys=default_keys,
-            identities_only=options.get("identitiesonly", "no").lower() == "yes",
-            connect_timeout=target.connect_timeout or asked,
+            identities_only=options.get("identitiesonly").lower() == "yes",
+            connect_timeout=self._target.connect_timeout or asked,
             keepalive_interval=min(interval, _KEEPALIVE_INTERVAL),
             proxy_command=proxy_command,
         )
 
-    def _identity_files(self, name: str, options: paramiko.SSHConfigDict) -> tuple[Path, ...]:
-        configured = [
-            Path(value).expanduser()
-            for value in options.get("identityfile", ())
-            if value.lower() != "none"
-        ]
+    def _identity_files(self, options: _Options) -> tuple[Path, ...]:
+        configured = options.paths("identityfile")
         if self._target.identity_file is None:
-            return tuple(configured)
+            return configured
         given = self._target.identity_file.expanduser()
-        return (given,) if name == self._target.host else (*configured, given)
+        return (given,) if options.host == self._target.host else (*configured, given)
 
-    def _known_hosts(self, options: paramiko.SSHConfigDict) -> tuple[Path, ...]:
+    def _known_hosts(self, options: _Options) -> tuple[Path, ...]:
         if self._target.known_hosts is not None:
             return (self._target.known_hosts.expanduser(),)
-        if "userknownhostsfile" not in options:
-            return (_home_ssh("known_hosts"), _home_ssh("known_hosts2"), _SYSTEM_KNOWN_HOSTS)
-        values = shlex.split(options["userknownhostsfile"])
-        own = [Path(value).expanduser() for value in values if value.lower() != "none"]
-        return (*own, _SYSTEM_KNOWN_HOSTS)
+        if "userknownhostsfile" in options.values:
+            return (*options.paths("userknownhostsfile"), _SYSTEM_KNOWN_HOSTS)
+        return (_home_ssh("known_hosts"), _home_ssh("known_hosts2"), _SYSTEM_KNOWN_HOSTS)
+
+
+class _Options:
+    """The settings that hold for one host: for each, the first value that is found.
+
+    Attributes:
+        host: as it was asked for.
+        values: the words of each setting, in the order in which the settings were found.
+        final: whether this is the second pass, in which `Match final` holds.
+    """
+
+    def __init__(self, host: str, given: Mapping[str, object]) -> None:
+        self.host = host
+        self.values = {name: [str(value)] for name, value in given.items() if value is not None}
+        self.final = False
+        self.has_final_match = False
+
+    def get(self, name: str) -> str:
+        return next(iter(self.values.get(name, ())), "")
+
+    @property
+    def hostname(self) -> str:
+        return self.get("hostname").replace("%h", self.host).replace("%%", "%") or self.host
+
+    @property
+    def port(self) -> str:
+        return self.get("port") or str(_SSH_PORT)
+
+    @property
+    def user(self) -> str:
+        return self.get("user") or _account().pw_name
+
+    def expanded(self, name: str) -> str:
+        return self._with_tokens(self.get(name))
+
+    def paths(self, name: str) -> tuple[Path, ...]:
+        words = self.values.get(name, ())
+        given = (word for word in words if word.lower() not in ("none", os.devnull))
+        return tuple(Path(self._with_tokens(word)).expanduser() for word in given)
+
+    def read(self, path: Path, *, active: bool = True, depth: int = 0) -> None:
+        """Take in the settings of a file.
+
+        Args:
+            active: whether the block that includes the file holds. A file's own blocks hold only
+                if that does; after an Include, the block that it is in goes on.
+        """
+        if depth > _INCLUDE_DEPTH:
+            raise ValueError(f"Include is nested more than {_INCLUDE_DEPTH} deep at {path}")
+        holds = active
+        for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
+            setting = _SETTING.match(line)
+            if setting is None:
+                continue
+            keyword, value = setting[1].lower(), setting[2].strip()
+            try:
+                if keyword == "host":
+                    holds = active and matches_patterns(_words(value), self._current_host)
+                elif keyword == "match":
+                    holds = active and self._matches(_words(value))
+                elif keyword == "include":
+                    for included in _included(_words(value)):
+                        self.read(included, active=holds, depth=depth + 1)
+                elif holds and keyword in _SETTINGS_USED:
+                    self._take(keyword, value)
+            except ValueError as error:
+                raise ValueError(f"line {number} of {path}: {error}") from error
+
+    @property
+    def _current_host(self) -> str:
+        return self.hostname if self.final else self.host
+
+    def _take(self, keyword: str, value: str) -> None:
+        # A ProxyCommand goes to a shell as it is written.
+        words = [value] if keyword == "proxycommand" else _words(value)
+        if keyword == "identityfile":
+            known = self.values.setdefault(keyword, [])
+            known += [word for word in words if word not in known]
+        else:
+            self.values.setdefault(keyword, words)
+
+    def _matches(self, words: Sequence[str]) -> bool:
+        """Whether the criteria of a Match line hold. Those after one that does not don't count."""
+        remaining = iter(words)
+        for word in remaining:
+            criterion = word.removeprefix("!").lower()
+            if self._holds(criterion, remaining) is word.startswith("!"):
+                return False
+        return True
+
+    def _holds(self, criterion: str, arguments: Iterator[str]) -> bool:
+        if criterion == "all":
+            return True
+        if criterion == "canonical":
+            return False
+        if criterion == "final":
+            self.has_final_match = True
+            return self.final
+        argument = next(arguments, "")
+        if criterion == "exec":
+            return self._succeeds(argument)
+        subjects = {
+            "host": self.hostname,
+            "originalhost": self.host,
+            "user": self.user,
+            "localuser": _account().pw_name,
+        }
+        if criterion not in subjects:
+            raise ValueError(f"`Match {criterion}` is not supported")
+        return matches_patterns(argument.split(","), subjects[criterion])
+
+    def _succeeds(self, command: str) -> bool:
+        completed = subprocess.run(
+            ["/bin/sh", "-c", self._with_tokens(command)],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_MATCH_EXEC_TIMEOUT,
+        )
+        return completed.returncode == 0
+
+    def _with_tokens(self, text: str) -> str:
+        def value(token: re.Match[str]) -> str:
+            try:
+                return tokens[token[1]]
+            except KeyError:
+                raise ValueError(f"{token[0]} in {text!r} is not supported") from None
+
+        tokens = {
+            "%": "%",
+            "d": str(Path.home()),
+            "h": self.hostname,
+            "i": str(os.getuid()),
+            "k": self.get("hostkeyalias") or self.host,
+            "L": socket.gethostname().partition(".")[0],
+            "l": socket.gethostname(),
+            "n": self.host,
+            "p": self.port,
+            "r": self.user,
+            "u": _account().pw_name,
+        }
+        return re.sub("%(.?)", value, text)
+
+
+def _account() -> pwd.struct_passwd:
+    return pwd.getpwuid(os.getuid())
 
 
 def _home_ssh(name: str) -> Path:
     return Path.home() / ".ssh" / name
 
 
+def _words(value: str) -> list[str]:
+    return shlex.split(value, comments=True)
+
+
 def _seconds(value: str) -> float:
     """A time as OpenSSH writes them: 90, 90s, 1m30s; 0 for none."""
-    if value.lower() == "none":
+    if not value or value.lower() == "none":
         return 0
     if not re.fullmatch(r"(\d+[smhdw]?)+", value.lower()):
         raise ValueError(f"{value!r} is not a time")
@@ -217,63 +365,15 @@ def _seconds(value: str) -> float:
     return sum(int(count) * _SECONDS[unit] for count, unit in parts)
 
 
-def _hop(text: str) -> tuple[str, _Overrides]:
+def _hop(text: str) -> tuple[str, dict[str, object]]:
     parts = _HOP.fullmatch(text)
     if parts is None:
         raise ValueError(f"ProxyJump {text!r} is not [user@]host[:port]")
-    port = int(parts["port"]) if parts["port"] else None
-    return parts["host"].strip("[]"), _Overrides(parts["user"], port)
+    return parts["host"].strip("[]"), {"user": parts["user"], "port": parts["port"]}
 
 
-def _expanded(path: Path, scope: str = "", depth: int = 0) -> Iterator[str]:
-    """The lines of the file with those of the files it includes.
-
-    An Include within a Host or Match block holds only where the block does, and the block goes
-    on after it. So every block becomes a Match whose conditions start with `scope`: those of
-    the blocks that the file is included in.
-    """
-    if depth > _INCLUDE_DEPTH:
-        raise ValueError(f"Include is nested more than {_INCLUDE_DEPTH} deep at {path}")
-    block = scope
-    for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), start=1):
-        setting = _SETTING.match(line)
-        keyword = setting[1].lower() if setting else ""
-        value = setting[2].strip() if setting else ""
-        if keyword in ("host", "match"):
-            block = " ".join(filter(None, (scope, _conditions(keyword, value, f"{path}:{number}"))))
-            yield _header(block)
-        elif keyword == "include":
-            for included in _included(value):
-                yield from _expanded(included, block, depth + 1)
-                yield _header(block)
-        else:
-            yield line
-
-
-def _conditions(keyword: str, value: str, origin: str) -> str:
-    """A Host or Match line as conditions of a Match line; "" where it always holds."""
-    words = shlex.split(value)
-    if keyword == "host":
-        return shlex.join(["originalhost", ",".join(words)])
-    conditions = []
-    remaining = iter(words)
-    for word in remaining:
-        criterion = word.removeprefix("!").lower()
-        if criterion in _MATCH_WITH_ARGUMENT:
-            conditions += [word, next(remaining, "")]
-        elif criterion not in _MATCH_WITHOUT_ARGUMENT:
-            raise ValueError(f"{origin}: `Match {criterion}` is not supported")
-        elif criterion != "all":
-            conditions.append(word)
-    return shlex.join(conditions)
-
-
-def _header(conditions: str) -> str:
-    return f"Match {conditions}" if conditions else "Host *"
-
-
-def _included(value: str) -> Iterator[Path]:
-    for pattern in shlex.split(value):
+def _included(patterns: Sequence[str]) -> Iterator[Path]:
+    for pattern in patterns:
         path = Path.home() / ".ssh" / Path(pattern).expanduser()
         found = sorted(glob.glob(str(path)))  # noqa: PTH207 - a Path globs no absolute pattern
         yield from filter(Path.is_file, map(Path, found))

@@ -211,14 +211,21 @@ class _Step:
     proxy_errors: BinaryIO
 
     def failed(self, reason: str, *, hint: str = "", details: Sequence[str] = ()) -> ConnectFailed:
-        role = "jump host " if self.is_jump else ""
         self.proxy_errors.seek(0)
         return ConnectFailed(
             self.host,
-            f"{role}{self.endpoint}: {reason}",
+            f"{self._where}: {reason}",
             hint=hint,
             details=[*details, *last_lines(self.proxy_errors.read())],
         )
+
+    @property
+    def _where(self) -> str:
+        """Which server it is, as far as the host's name does not already say it."""
+        name, hostname, port = self.endpoint.name, self.endpoint.hostname, self.endpoint.port
+        if not self.is_jump:
+            return f"port {port}" if hostname == self.host else f"{hostname}:{port}"
+        return f"jump host {name}:{port}" + ("" if hostname == name else f" at {hostname}")
 
 
 def _open_stream(step: _Step, previous: _Transport | None, stack: contextlib.ExitStack) -> _Socket:
@@ -329,14 +336,15 @@ def _negotiation_failed(step: _Step, transport: _Transport, error: BaseException
         return step.failed(f"no algorithms in common: {error}")
     if transport.remote_version:
         return step.failed("the connection was closed, or stalled, during the key exchange")
-    cause = error.__context__
+    # paramiko raises its own exception for what it meets while it reads the banner.
+    cause = error.__context__ if isinstance(error, paramiko.SSHException) else error
     if isinstance(cause, TimeoutError):
         return step.failed(
             f"accepted the connection, but sent no SSH banner within "
             f"{step.endpoint.connect_timeout:g} s",
             hint="Is it an SSH server, and is it overloaded?",
         )
-    if isinstance(cause, EOFError):
+    if isinstance(cause, EOFError | ConnectionResetError):
         return step.failed(
             "closed the connection before its SSH banner",
             hint="sshd does that beyond MaxStartups, and for addresses it is told to deny.",

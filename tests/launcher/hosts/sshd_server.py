@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import getpass
 import os
@@ -21,9 +22,13 @@ LOOPBACK = "127.0.0.1"
 USER = getpass.getuser()
 
 
-def make_key(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+def make_key(
+    path: Path, kind: str = "ed25519", *, passphrase: str = "", form: str = "RFC4716"
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)]
+    bits = ["-b", "2048"] if kind == "rsa" else []
+    options = ["-t", kind, *bits, "-m", form, "-N", passphrase, "-C", path.name]
+    command = ["ssh-keygen", "-q", *options, "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return path
 
@@ -34,9 +39,21 @@ def public_key(path: Path) -> str:
 
 
 def key_fingerprint(path: Path) -> str:
-    import base64
-
     return fingerprint(base64.b64decode(public_key(path).split()[1]))
+
+
+def has_ended(pid: int) -> bool:
+    """Wait for a process of somebody's to end, be it that nobody asks for its status."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def free_port() -> int:
@@ -76,6 +93,8 @@ class Sshd:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             "MaxStartups 500",
+            # As in a shell within a shell, where bash passes over the developer's own .bashrc.
+            "SetEnv SHLVL=2",
         ]
         (directory / "sshd_config").write_text("\n".join(configuration) + "\n")
         if os.getuid() == 0:
@@ -176,9 +195,10 @@ class Relay:
     def _pass(self, source: socket.socket, sink: socket.socket) -> None:
         """Pass on what comes, each piece `delay` seconds after it came."""
         waiting: list[tuple[float, bytes]] = []
-        with contextlib.suppress(OSError), sink:
+        # The other direction's thread closes `source`, after which select refuses it.
+        with contextlib.suppress(OSError, ValueError), sink:
             while not self._stopped.is_set():
-                if select.select([source], [], [], 0.01)[0]:
+                if select.select([source], [], [], 0.005)[0]:
                     data = source.recv(65536)
                     if not data:
                         return

@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from sshd_server import Relay, Sshd
+from sshd_server import Relay, Sshd, has_ended
 
 from mtppp.errors import ConnectFailed, HostTimeout
 from mtppp.hosts.ssh import Liveness, SshTransport
 
 MEGABYTE = 1 << 20
+LONG = 60.0  # for what must end by itself, on however busy a machine
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +47,25 @@ def transport(sshd: Sshd) -> Iterator[SshTransport]:
 )
 def test_arguments_arrive_as_they_are(transport: SshTransport, argument: str) -> None:
     script = 'printf %s "$1" | od -An -v -tx1'
-    completed = transport.run(["sh", "-c", script, "sh", argument], timeout=10)
+    completed = transport.run(["sh", "-c", script, "sh", argument], timeout=LONG)
     arrived = bytes.fromhex(completed.stdout)
     assert arrived == argument.encode("utf-8", "surrogateescape")
 
 
 def test_empty_arguments_count(transport: SshTransport) -> None:
-    completed = transport.run(["printf", "<%s>", "", "a", ""], timeout=10)
+    completed = transport.run(["printf", "<%s>", "", "a", ""], timeout=LONG)
     assert completed.stdout == "<><a><>"
 
 
 @pytest.mark.parametrize("argv", [[], ["echo", "a\0b"]])
 def test_what_is_no_command_line_is_refused(transport: SshTransport, argv: list[str]) -> None:
     with pytest.raises(ValueError, match=r"no command|NUL"):
-        transport.run(argv, timeout=10)
+        transport.run(argv, timeout=LONG)
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 77, 126, 255])
 def test_exit_status(transport: SshTransport, status: int) -> None:
-    completed = transport.run(["sh", "-c", f"exit {status}"], timeout=10)
+    completed = transport.run(["sh", "-c", f"exit {status}"], timeout=LONG)
     assert completed.status == status
 
 
@@ -71,29 +73,29 @@ def test_exit_status(transport: SshTransport, status: int) -> None:
     ("name", "number"), [("KILL", 9), ("TERM", 15), ("SEGV", 11), ("USR1", 10)]
 )
 def test_signal(transport: SshTransport, name: str, number: int) -> None:
-    completed = transport.run(["sh", "-c", f"echo before; kill -{name} $$"], timeout=10)
+    completed = transport.run(["sh", "-c", f"echo before; kill -{name} $$"], timeout=LONG)
     assert (completed.status, completed.stdout) == (128 + number, "before\n")
 
 
 def test_unknown_command(transport: SshTransport) -> None:
-    completed = transport.run(["no-such-command"], timeout=10)
+    completed = transport.run(["no-such-command"], timeout=LONG)
     assert completed.status == 127
     assert "no-such-command" in completed.stderr
 
 
 def test_outputs_are_apart_and_decoded(transport: SshTransport) -> None:
-    completed = transport.run(["sh", "-c", r"printf 'ü\377'; printf err >&2"], timeout=10)
+    completed = transport.run(["sh", "-c", r"printf 'ü\377'; printf err >&2"], timeout=LONG)
     assert (completed.stdout, completed.stderr) == ("ü�", "err")
 
 
 def test_input_is_closed_when_there_is_none(transport: SshTransport) -> None:
-    completed = transport.run(["cat"], timeout=5)
+    completed = transport.run(["cat"], timeout=LONG)
     assert (completed.status, completed.stdout) == (0, "")
 
 
 def test_eight_megabytes_both_ways(transport: SshTransport) -> None:
     data = b"0123456789abcde\n" * (8 * MEGABYTE // 16)
-    completed = transport.run(["tee", "/dev/stderr"], stdin=data, timeout=20)
+    completed = transport.run(["tee", "/dev/stderr"], stdin=data, timeout=LONG)
     assert completed.status == 0
     digest = hashlib.sha256(data).digest()
     assert hashlib.sha256(completed.stdout.encode()).digest() == digest
@@ -101,7 +103,7 @@ def test_eight_megabytes_both_ways(transport: SshTransport) -> None:
 
 
 def test_input_that_nobody_reads(transport: SshTransport) -> None:
-    completed = transport.run(["echo", "done"], stdin=bytes(8 * MEGABYTE), timeout=10)
+    completed = transport.run(["echo", "done"], stdin=bytes(8 * MEGABYTE), timeout=LONG)
     assert (completed.status, completed.stdout) == (0, "done\n")
 
 
@@ -112,7 +114,7 @@ def test_timeout_gives_the_command_up_and_keeps_the_connection(transport: SshTra
     assert time.monotonic() - started < 5
     assert caught.value.host == transport.host
     assert caught.value.details == ("so far",)
-    assert transport.run(["echo", "on"], timeout=5).stdout == "on\n"
+    assert transport.run(["echo", "on"], timeout=LONG).stdout == "on\n"
 
 
 def test_timeout_while_input_is_not_read(transport: SshTransport) -> None:
@@ -120,11 +122,12 @@ def test_timeout_while_input_is_not_read(transport: SshTransport) -> None:
         transport.run(["sleep", "3"], stdin=bytes(8 * MEGABYTE), timeout=0.3)
 
 
-def test_timeout_closes_the_commands_pipes(transport: SshTransport) -> None:
+def test_timeout_closes_the_commands_outputs(transport: SshTransport, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    script = f"echo $$ > {pid}; while sleep 0.05; do echo on; done"
     with pytest.raises(HostTimeout):
-        transport.run(["sh", "-c", "cat; touch input-closed-$PPID"], timeout=0.2)
-    look = ["sh", "-c", 'cd && sleep 0.3; test -e "input-closed-$PPID" && rm input-closed-$PPID']
-    assert transport.run(look, timeout=5).status == 0
+        transport.run(["sh", "-c", script], timeout=1)
+    assert has_ended(int(pid.read_text()))
 
 
 def test_nothing_of_the_environment_is_passed_on(
@@ -132,14 +135,14 @@ def test_nothing_of_the_environment_is_passed_on(
 ) -> None:
     monkeypatch.setenv("LC_MTPPP_LEAK", "leaked")
     with sshd.transport() as transport:
-        assert "leaked" not in transport.run(["env"], timeout=5).stdout
+        assert "leaked" not in transport.run(["env"], timeout=LONG).stdout
 
 
 def test_commands_share_a_connection(transport: SshTransport) -> None:
     barrier = ["sh", "-c", 'read line; echo "$line"; echo "$SSH_CONNECTION"']
     with ThreadPoolExecutor(8) as pool:
         runs = [
-            pool.submit(transport.run, barrier, stdin=f"{n}\n".encode(), timeout=10)
+            pool.submit(transport.run, barrier, stdin=f"{n}\n".encode(), timeout=LONG)
             for n in range(24)
         ]
         outputs = [run.result().stdout.splitlines() for run in runs]
@@ -150,7 +153,7 @@ def test_commands_share_a_connection(transport: SshTransport) -> None:
 def test_more_commands_than_sessions_wait_for_one(start_sshd: Callable[..., Sshd]) -> None:
     with start_sshd("MaxSessions 2").transport() as transport, ThreadPoolExecutor(6) as pool:
         runs = [
-            pool.submit(transport.run, ["sh", "-c", f"sleep 0.1; echo {n}"], timeout=10)
+            pool.submit(transport.run, ["sh", "-c", f"sleep 0.1; echo {n}"], timeout=LONG)
             for n in range(6)
         ]
         assert [run.result().stdout for run in runs] == [f"{n}\n" for n in range(6)]
@@ -158,7 +161,7 @@ def test_more_commands_than_sessions_wait_for_one(start_sshd: Callable[..., Sshd
 
 def test_no_session_at_all(start_sshd: Callable[..., Sshd]) -> None:
     with start_sshd("MaxSessions 0").transport() as transport:
-        with pytest.raises(HostTimeout) as caught:
+        with pytest.raises(HostTimeout, match="opened no session in time") as caught:
             transport.run(["true"], timeout=0.5)
         assert "MaxSessions" in caught.value.hint
 
@@ -166,14 +169,14 @@ def test_no_session_at_all(start_sshd: Callable[..., Sshd]) -> None:
 def test_threads_share_one_first_connection(sshd: Sshd) -> None:
     with sshd.transport() as transport, ThreadPoolExecutor(8) as pool:
         command = ["sh", "-c", "echo $SSH_CONNECTION"]
-        runs = [pool.submit(transport.run, command, timeout=10) for _ in range(8)]
+        runs = [pool.submit(transport.run, command, timeout=LONG) for _ in range(8)]
         assert len({run.result().stdout for run in runs}) == 1
 
 
 def test_sixty_four_hosts_at_once(sshd: Sshd) -> None:
     def visit(number: int) -> str:
         with sshd.transport() as transport:
-            return transport.run(["echo", str(number)], timeout=30).stdout
+            return transport.run(["echo", str(number)], timeout=LONG).stdout
 
     with ThreadPoolExecutor(64) as pool:
         outputs = list(pool.map(visit, range(64)))
@@ -183,29 +186,29 @@ def test_sixty_four_hosts_at_once(sshd: Sshd) -> None:
 def test_server_dies_while_a_command_runs(sshd: Sshd) -> None:
     with sshd.transport() as transport:
         with pytest.raises(ConnectFailed, match="connection was lost while `sh -c") as caught:
-            transport.run(["sh", "-c", "kill -9 $PPID; sleep 1"], timeout=10)
+            transport.run(["sh", "-c", "kill -9 $PPID; sleep 1"], timeout=LONG)
         assert caught.value.host == transport.host
-        assert transport.run(["echo", "again"], timeout=10).stdout == "again\n"
+        assert transport.run(["echo", "again"], timeout=LONG).stdout == "again\n"
 
 
 def test_a_lost_command_is_not_repeated(sshd: Sshd) -> None:
     counter = sshd.directory / "runs"
     with sshd.transport() as transport:
         with pytest.raises(ConnectFailed):
-            transport.run(["sh", "-c", f"echo run >> {counter}; kill -9 $PPID"], timeout=10)
-        transport.run(["true"], timeout=10)
+            transport.run(["sh", "-c", f"echo run >> {counter}; kill -9 $PPID"], timeout=LONG)
+        transport.run(["true"], timeout=LONG)
     assert counter.read_text() == "run\n"
 
 
 def test_close_ends_what_runs_and_is_harmless_twice(sshd: Sshd) -> None:
     with sshd.transport() as transport, ThreadPoolExecutor(1) as pool:
         transport.connect()
-        run = pool.submit(transport.run, ["sh", "-c", "sleep 20"], timeout=30)
+        run = pool.submit(transport.run, ["sh", "-c", "sleep 20"], timeout=LONG)
         threading.Timer(0.3, transport.close).start()
         with pytest.raises(ConnectFailed):
             run.result(5)
         transport.close()
-        assert transport.run(["echo", "anew"], timeout=5).stdout == "anew\n"
+        assert transport.run(["echo", "anew"], timeout=LONG).stdout == "anew\n"
 
 
 @contextlib.contextmanager
@@ -225,8 +228,8 @@ def test_a_cut_network_is_noticed(sshd: Sshd) -> None:
         threading.Timer(0.3, setattr, (relay, "cut", True)).start()
         started = time.monotonic()
         with pytest.raises(ConnectFailed, match="nothing heard for"):
-            transport.run(["sleep", "20"], timeout=30)
-        assert 0.8 < time.monotonic() - started < 3
+            transport.run(["sleep", "20"], timeout=LONG)
+        assert 0.8 < time.monotonic() - started < 10
 
 
 def test_a_cut_network_is_noticed_while_sending(sshd: Sshd) -> None:
@@ -235,20 +238,20 @@ def test_a_cut_network_is_noticed_while_sending(sshd: Sshd) -> None:
         transport.connect()
         relay.cut = True
         with pytest.raises(ConnectFailed, match="connection was lost"):
-            transport.run(["cat"], stdin=bytes(32 * MEGABYTE), timeout=30)
+            transport.run(["cat"], stdin=bytes(32 * MEGABYTE), timeout=LONG)
 
 
 def test_a_slow_network_is_not_a_dead_one(sshd: Sshd) -> None:
     relay = Relay(sshd.port)
-    with through(relay, sshd, Liveness(interval=0.05, patience=0.9)) as transport:
+    with through(relay, sshd, Liveness(interval=0.05, patience=1.6)) as transport:
         transport.connect()
         relay.delay = 0.3
-        completed = transport.run(["sh", "-c", "sleep 1.5; echo slow"], timeout=10)
+        completed = transport.run(["sh", "-c", "sleep 2; echo slow"], timeout=LONG)
         assert completed.stdout == "slow\n"
 
 
 def test_a_silent_command_on_a_living_connection_is_left_alone(sshd: Sshd) -> None:
     with contextlib.closing(
-        SshTransport(sshd.target(), liveness=Liveness(interval=0.1, patience=0.5))
+        SshTransport(sshd.target(), liveness=Liveness(interval=0.1, patience=1))
     ) as transport:
-        assert transport.run(["sleep", "1.2"], timeout=10).status == 0
+        assert transport.run(["sleep", "1.6"], timeout=LONG).status == 0
