@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtppp.errors import Refused
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.support import admissible
-
-from mtppp.errors import Refused
 
 
 @dataclass(frozen=True, slots=True)
