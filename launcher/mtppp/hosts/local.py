@@ -21,8 +21,8 @@ _NOT_EXECUTABLE = 126
 class LocalTransport:
     """Runs commands on this machine as ssh would: no terminal, from the home directory.
 
-    A command sees of this process's environment no more than `PATH`, `HOME` and the locale: what the
-    operator happens to have exported must not decide how a node behaves.
+    A command sees of this process's environment no more than `PATH`, `HOME` and the locale: what
+    the operator happens to have exported must not decide how a node behaves.
     """
 
     def __init__(self, host: str) -> None:

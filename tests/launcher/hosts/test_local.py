@@ -77,13 +77,28 @@ def test_input_that_nobody_reads(transport: LocalTransport) -> None:
 
 
 def test_environment_and_directory_are_those_of_a_login(
-    transport: LocalTransport, monkeypatch: pytest.MonkeyPatch
+    transport: LocalTransport, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/of/the/operator")
-    monkeypatch.setenv("HOME", "/not/the/account's")
+    monkeypatch.setenv("HOME", str(tmp_path))
     completed = transport.run(["sh", "-c", "echo ${PYTHONPATH-unset} $HOME; pwd -P"], timeout=60)
-    home = pwd.getpwuid(os.getuid()).pw_dir
-    assert completed.stdout.splitlines() == [f"unset {home}", os.path.realpath(home)]
+    assert completed.stdout.splitlines() == [f"unset {tmp_path}", os.path.realpath(tmp_path)]
+
+
+def test_home_is_the_accounts_where_the_operator_has_none(
+    transport: LocalTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOME")
+    completed = transport.run(["sh", "-c", "echo $HOME"], timeout=60)
+    assert completed.stdout.strip() == pwd.getpwuid(os.getuid()).pw_dir
+
+
+def test_a_home_that_does_not_exist_is_no_obstacle(
+    transport: LocalTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/nonexistent")
+    completed = transport.run(["pwd", "-P"], timeout=60)
+    assert (completed.status, completed.stdout) == (0, "/\n")
 
 
 def test_timeout_kills_the_whole_group(transport: LocalTransport, tmp_path: Path) -> None:
