@@ -13,7 +13,7 @@ A job:
     result      where to write
 
 The result of generating, per scenario and request: prompt (ids), steps (the tokens of each engine
-step that yielded some), finish ("stop", "length", "abort"), and for the engine: preemptions.
+step that yielded some), text, finish ("stop", "length", "abort"); and counters of the engine.
 The result of scoring, per sequence and token: gap (logprob of the best token minus logprob of this
 one, nats) and best (probability of the best token).
 """
@@ -58,6 +58,7 @@ class Answer:
     sampled: bool
     steps: list[list[int]] = field(default_factory=list)
     finish: str = ""
+    text: str = ""
 
 
 class Prompts:
@@ -177,6 +178,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 def generate(llm: LLM, name: str, prompts: Prompts) -> list[Answer]:
     engine = llm.llm_engine
+    decode = llm.get_tokenizer().decode
     answers: list[Answer] = []
     for wave, requests in enumerate(SCENARIOS[name](prompts)):
         running: dict[str, tuple[Request, Answer]] = {}
@@ -200,6 +202,9 @@ def generate(llm: LLM, name: str, prompts: Prompts) -> list[Answer]:
                 elif request.abort_after and sum(map(len, answer.steps)) >= request.abort_after:
                     engine.abort_request([output.request_id])
                     answer.finish = "abort"
+    for answer in answers:
+        tokens = [token for step in answer.steps for token in step]
+        answer.text = decode(tokens, skip_special_tokens=True)
     return answers
 
 

@@ -1,30 +1,44 @@
-"""Mends Triton's interpreter where the V2 runner's kernels meet its faults.
+"""Mends Triton's interpreter (3.9) where the V2 runner's kernels meet its gaps.
 
-In the interpreter the conjunction of two comparisons may come out as integers (Triton 3.9), and
-storing under such a mask fails with `mask has unsupported dtype`. vLLM's kernel that applies a
-grammar's mask to the logits does that: structured output would not run on CPU hosts.
+- The conjunction of two comparisons may come out as integers, and storing under such a mask fails
+  with `mask has unsupported dtype`: the kernel that applies a grammar's mask to the logits does it.
+- Functions of a device's math library do nothing: `log1p` is in the kernels that sample at a
+  temperature.
 """
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from mtppp_cpu import request
 
 
 def register() -> None:
-    """Let loads and stores take any mask; a `vllm.general_plugins` entry point."""
+    """Mend them; a `vllm.general_plugins` entry point, called any number of times."""
     if not request.is_active():
         return
+    from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder
 
+    libdevice.log1p = log1p
     for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
         original = getattr(InterpreterBuilder, name)
         if not hasattr(original, "__wrapped__"):
             setattr(InterpreterBuilder, name, _with_boolean_mask(original, position))
 
 
-def _with_boolean_mask(original, position):
+def log1p(x: Any) -> Any:
+    """log(1 + x) of a tensor of the interpreter."""
+    import numpy as np
+    from triton.language.core import tensor
+    from triton.runtime.interpreter import TensorHandle
+
+    return tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+
+def _with_boolean_mask(original: Callable[..., Any], position: int) -> Callable[..., Any]:
     @functools.wraps(original)
-    def masked(self, *arguments):
+    def masked(self: Any, *arguments: Any) -> Any:
         mask = arguments[position]
         mask.data = mask.data.astype(bool)
         return original(self, *arguments)

@@ -1,0 +1,470 @@
+#!/usr/bin/env python3
+"""Show whether MTP over pipeline stages yields the tokens that one stage yields, on one release.
+
+    scripts/relay_matrix.py 0.29.0 cluster_configs/models/demo-glm4-moe
+    scripts/relay_matrix.py 0.29.0 MODEL --candidates pp2-k3 --scenarios aborts,structured
+    scripts/relay_matrix.py 0.29.0 MODEL --fault relay_off        a deployment made wrong on purpose
+
+Runs the scripted requests of `relay_arm.py` on one stage with MTP (the reference, for each number
+of draft tokens) and on two and three stages (the candidates), with the plugins a launch would
+ship, then has an engine of one stage without MTP score every greedy token. A candidate is right if
+
+- each greedy token is the scoring engine's best or a near-tie;
+- each request that did not meet a near-tie, a preemption or an abort went through the same steps
+  as in the reference: as many tokens accepted in each, and the same end;
+- what was constrained by a grammar obeys it, and is what the reference yields;
+- sampled tokens agree with the scoring engine's probabilities.
+
+The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise. Runs on two
+CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 right, 1 wrong or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests" / "faults")]
+
+from mtppp.plan.plugins import bundle  # noqa: E402
+from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
+from mtppp_patches.patch import names_needed  # noqa: E402
+from mtppp_patches.registry import PATCHES  # noqa: E402
+
+PROMPTS = ROOT / "cluster_configs/models/demo-prompts.json"
+
+# vLLM's CPU kernels: DeepSeek's latent attention has another block size than plain attention.
+BLOCK_SIZE = {"glm4_moe": 32, "deepseek_v3": 16}
+CONTEXT = 320
+SLOTS = 4
+TOKEN_BUDGET = 64
+PLENTY = 200
+"""Blocks of KV cache that no scenario uses up."""
+
+# Nats. In float32 two layouts differ by rounding alone; bfloat16 has 8 bits of it.
+NEAR_TIE = {"float32": 0.01, "bfloat16": 0.5}
+SIGMAS = 4.5
+
+SCENARIOS = (
+    "long_outputs",
+    "ends",
+    "more_than_slots",
+    "aborts",
+    "chunked_prefill",
+    "prefix_hits",
+    "preemption",
+    "structured",
+    "sampled",
+)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One engine.
+
+    Attributes:
+        tokens: draft tokens per step; 0 without MTP.
+        small_cache: so small a KV cache that requests are preempted.
+    """
+
+    name: str
+    pipeline: int
+    tokens: int
+    small_cache: bool = False
+
+
+REFERENCES = tuple(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5))
+CANDIDATES = (
+    Arm("pp2-k1", 2, 1),
+    Arm("pp2-k3", 2, 3),
+    Arm("pp2-k5", 2, 5, small_cache=True),
+    Arm("pp3-k3", 3, 3, small_cache=True),
+)
+SCORER = Arm("score", 1, 0)
+
+
+class ArmFailed(Exception):
+    """An engine did not start, died, or did not finish in time; the message ends its log."""
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("release")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--dtype", choices=NEAR_TIE, default="float32")
+    parser.add_argument("--candidates", default=",".join(arm.name for arm in CANDIDATES))
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS))
+    parser.add_argument("--fault", help="make the candidates wrong: a fault of tests/faults")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds per engine")
+    parser.add_argument("--python", type=Path, help="of an environment with that release")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    wanted = arguments.candidates.split(",")
+    lab = Laboratory(
+        release=arguments.release,
+        model=arguments.model.resolve(),
+        dtype=arguments.dtype,
+        python=arguments.python or environment(arguments.release),
+        scenarios=arguments.scenarios.split(","),
+        fault=arguments.fault,
+        timeout=arguments.timeout,
+    )
+    result = lab.examine([arm for arm in CANDIDATES if arm.name in wanted])
+    name = f"{arguments.release}-{arguments.model.name}.json"
+    output = arguments.output or ROOT / "patches/evidence" / name
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    say(f"{'right' if result['right'] else 'WRONG'}: {output}")
+    return 0 if result["right"] else 1
+
+
+def environment(release: str) -> Path:
+    """The python of the environment for `release`, made if need be."""
+    made = subprocess.run(
+        [ROOT / "scripts/environment", release], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return Path(made.stdout.strip())
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """What all engines of one run have in common."""
+
+    release: str
+    model: Path
+    dtype: str
+    python: Path
+    scenarios: Sequence[str]
+    fault: str | None
+    timeout: float
+
+    @property
+    def model_type(self) -> str:
+        config = json.loads((self.model / "config.json").read_text(encoding="utf-8"))
+        return str(config["model_type"])
+
+    def examine(self, candidates: Sequence[Arm]) -> dict[str, Any]:
+        """Run everything and judge it; the content of the result file."""
+        result: dict[str, Any] = {
+            "release": self.release,
+            "model": self.model.name,
+            "model_type": self.model_type,
+            "dtype": self.dtype,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "fault": self.fault,
+            "near_tie_nats": NEAR_TIE[self.dtype],
+            "arms": {},
+        }
+        tokens = {arm.tokens for arm in candidates}
+        runs: dict[str, dict[str, Any]] = {}
+        for arm in [arm for arm in REFERENCES if arm.tokens in tokens] + list(candidates):
+            try:
+                runs[arm.name] = self.generate(arm)
+            except ArmFailed as failure:
+                result["arms"][arm.name] = {"right": False, "failed": str(failure)}
+                say(f"{arm.name}: {failure}")
+        gaps = self.score(runs.values())
+        for arm in candidates:
+            if arm.name in runs:
+                reference = runs.get(f"pp1-k{arm.tokens}")
+                judged = judge(runs[arm.name], reference, gaps, NEAR_TIE[self.dtype])
+                result["arms"][arm.name] = dataclasses.asdict(arm) | judged
+        for arm in REFERENCES:
+            if arm.name in runs:
+                judged = judge(runs[arm.name], None, gaps, NEAR_TIE[self.dtype])
+                result["arms"][arm.name] = dataclasses.asdict(arm) | judged
+        result["right"] = all(arm["right"] for arm in result["arms"].values())
+        return result
+
+    def generate(self, arm: Arm) -> dict[str, Any]:
+        """Run all scenarios on one engine."""
+        job = {"prompts": str(PROMPTS), "scenarios": self.scenarios}
+        result: dict[str, Any] = self._run(arm, job)
+        return result
+
+    def score(self, runs: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
+        """What one stage without MTP says of each token of each unconstrained answer."""
+        sequences = {}
+        for run in runs:
+            for answers in run["scenarios"].values():
+                for answer in answers:
+                    if answer["regex"] is None and answer["steps"]:
+                        sequences[key_of(answer)] = {
+                            "prompt": answer["prompt"],
+                            "tokens": tokens_of(answer),
+                        }
+        say(f"scoring {sum(len(s['tokens']) for s in sequences.values())} tokens")
+        if not sequences:
+            return {}
+        scored = self._run(SCORER, {"score": list(sequences.values())})
+        return dict(zip(sequences, scored, strict=True))
+
+    def _run(self, arm: Arm, job: dict[str, Any]) -> Any:
+        say(f"{self.release} {self.model.name} {arm.name}")
+        with tempfile.TemporaryDirectory(prefix="relay-") as name:
+            directory = Path(name)
+            result = directory / "result.json"
+            job = job | {"engine": self._engine(arm), "result": str(result)}
+            log = directory / "log"
+            with log.open("w") as output:
+                process = subprocess.Popen(
+                    [self.python, ROOT / "scripts/relay_arm.py"],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    text=True,
+                    env=self._environment(arm, directory),
+                    start_new_session=True,
+                )
+                try:
+                    process.communicate(json.dumps(job), timeout=self.timeout)
+                except subprocess.TimeoutExpired:
+                    raise ArmFailed(f"not done after {self.timeout:.0f} s") from None
+                finally:
+                    end_session(process)
+            if process.returncode or not result.exists():
+                raise ArmFailed(errors_in(log.read_text(errors="replace")))
+            outcome = json.loads(result.read_text())
+            if isinstance(outcome, dict):
+                outcome["attested"] = attested(directory / "attest")
+            return outcome
+
+    def _engine(self, arm: Arm) -> dict[str, Any]:
+        block_size = BLOCK_SIZE[self.model_type]
+        arguments: dict[str, Any] = {
+            "model": str(self.model),
+            "dtype": self.dtype,
+            "seed": 0,
+            "enforce_eager": True,
+            "async_scheduling": True,
+            "pipeline_parallel_size": arm.pipeline,
+            "max_model_len": CONTEXT,
+            "max_num_seqs": SLOTS,
+            "max_num_batched_tokens": TOKEN_BUDGET,
+            "block_size": block_size,
+            "num_gpu_blocks_override": CONTEXT // block_size + 3 if arm.small_cache else PLENTY,
+        }
+        if arm.tokens:
+            speculative = {"method": "mtp", "num_speculative_tokens": arm.tokens}
+            arguments["speculative_config"] = speculative
+        return arguments
+
+    def _spec(self, arm: Arm) -> EngineSpec:
+        spec = EngineSpec(
+            self.release,
+            self.model_type,
+            device="cpu",
+            pipeline=arm.pipeline,
+            speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
+        )
+        return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+
+    def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
+        packages = ["mtppp_patches", "mtppp_cpu"]
+        variables: dict[str, str] = {}
+        if self.fault and arm.pipeline > 1:
+            packages.insert(0, "mtppp_faults")
+            variables["MTPPP_FAULT"] = self.fault
+        plugins = bundle(packages)
+        for path, content in plugins.files.items():
+            file = directory / "plugins" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        return {
+            **os.environ,
+            **variables,
+            "PYTHONPATH": str(directory / "plugins"),
+            "MTPPP_DEPLOYMENT": "relay-matrix",
+            "MTPPP_DEVICE": "cpu",
+            "MTPPP_ENGINE": self._spec(arm).to_json(),
+            "MTPPP_RUN_DIR": str(directory),
+            # The engine core in the script's own process: it then steps when it is told to.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+        }
+
+
+def judge(
+    run: Mapping[str, Any],
+    reference: Mapping[str, Any] | None,
+    gaps: Mapping[str, Sequence[Mapping[str, float]]],
+    near_tie: float,
+) -> dict[str, Any]:
+    """What is right and wrong with one arm's answers; without a reference, by score alone."""
+    scenarios = {}
+    for name, answers in run["scenarios"].items():
+        expected = reference["scenarios"][name] if reference else [None] * len(answers)
+        pairs = list(zip(answers, expected, strict=True))
+        scenarios[name] = {
+            "requests": len(answers),
+            "tokens": sum(len(tokens_of(answer)) for answer in answers),
+            **judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"] > 0),
+            **judge_structured(pairs),
+            **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
+        }
+    return {
+        "right": all(scenario.pop("right") for scenario in scenarios.values()),
+        "drafts": run["drafts"],
+        "accepted": run["accepted"],
+        "preemptions": run["preemptions"],
+        "prefix_hits": run["prefix_hits"],
+        "attested": run["attested"],
+        "scenarios": scenarios,
+    }
+
+
+Pairs = Sequence[tuple[Mapping[str, Any], Mapping[str, Any] | None]]
+
+
+def judge_greedy(
+    pairs: Pairs,
+    gaps: Mapping[str, Sequence[Mapping[str, float]]],
+    near_tie: float,
+    *,
+    preempted: bool,
+) -> dict[str, Any]:
+    """Teacher-forced gaps, and the steps compared with the reference's."""
+    greedy = [pair for pair in pairs if not pair[0]["sampled"] and pair[0]["regex"] is None]
+    of_tokens = [entry["gap"] for answer, _ in greedy for entry in gaps.get(key_of(answer), [])]
+    wrong = sum(gap > near_tie for gap in of_tokens)
+    empty = sum(not answer["steps"] for answer, _ in greedy)
+    judged: dict[str, Any] = {
+        "not_best": sum(gap > 0 for gap in of_tokens),
+        "wrong": wrong,
+        "largest_gap": round(max(of_tokens, default=0.0), 4),
+    }
+    same = different = 0
+    for answer, expected in greedy:
+        if expected is None or preempted or "abort" in (answer["finish"], expected["finish"]):
+            continue
+        if meets_near_tie(answer, expected, gaps, near_tie):
+            continue
+        if answer["steps"] == expected["steps"] and answer["finish"] == expected["finish"]:
+            same += 1
+        else:
+            different += 1
+    judged |= {"same_steps": same, "other_steps": different}
+    judged["right"] = wrong == 0 and empty == 0 and different == 0
+    return judged
+
+
+def judge_structured(pairs: Pairs) -> dict[str, Any]:
+    """Whether what a grammar constrains obeys it, and is what the reference yields."""
+    constrained = [pair for pair in pairs if pair[0]["regex"] is not None]
+    if not constrained:
+        return {}
+    invalid = sum(
+        answer["finish"] != "stop" or not re.fullmatch(answer["regex"], answer["text"])
+        for answer, _ in constrained
+    )
+    other = sum(
+        expected is not None and tokens_of(answer) != tokens_of(expected)
+        for answer, expected in constrained
+    )
+    return {
+        "constrained": len(constrained),
+        "invalid": invalid,
+        "other_than_reference": other,
+        "right": invalid == 0 and other == 0,
+    }
+
+
+def judge_sampled(
+    answers: Sequence[Mapping[str, Any]], gaps: Mapping[str, Sequence[Mapping[str, float]]]
+) -> dict[str, Any]:
+    """How often the best token was drawn, against how often it should have been.
+
+    The sum of `drawn - probability` over all tokens is a martingale: its variance is the sum of
+    p(1 - p), whatever the dependence between tokens.
+    """
+    if not answers:
+        return {}
+    entries = [entry for answer in answers for entry in gaps[key_of(answer)]]
+    excess = sum((entry["gap"] == 0) - entry["best"] for entry in entries)
+    variance = sum(entry["best"] * (1 - entry["best"]) for entry in entries)
+    sigmas = excess / math.sqrt(variance)
+    return {"sigmas": round(sigmas, 2), "right": abs(sigmas) < SIGMAS}
+
+
+def meets_near_tie(
+    answer: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    gaps: Mapping[str, Sequence[Mapping[str, float]]],
+    near_tie: float,
+) -> bool:
+    """Whether the two differ for the first time at a token that is as good as the best."""
+    ours, theirs = tokens_of(answer), tokens_of(expected)
+    for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if mine != other:
+            pair = gaps[key_of(answer)][index], gaps[key_of(expected)][index]
+            return max(entry["gap"] for entry in pair) <= near_tie
+    return False
+
+
+def tokens_of(answer: Mapping[str, Any]) -> list[int]:
+    return [token for step in answer["steps"] for token in step]
+
+
+def key_of(answer: Mapping[str, Any]) -> str:
+    return json.dumps([answer["prompt"], tokens_of(answer)])
+
+
+def attested(directory: Path) -> dict[str, list[int]]:
+    """Patch -> ranks on which all of its targets are in place."""
+    ranks: dict[str, list[int]] = {}
+    for file in sorted(directory.glob("rank-*.json")):
+        record = json.loads(file.read_text())
+        for name, state in record["patches"].items():
+            ranks.setdefault(name, [])
+            if not state["pending"] and not record["displaced"]:
+                ranks[name].append(record["rank"])
+    return ranks
+
+
+def end_session(process: subprocess.Popen[str]) -> None:
+    """A vLLM that crashed leaves workers behind; they are of the process's session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def errors_in(log: str) -> str:
+    """The last few lines that name an error, or the last lines."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b", line)]
+    return "\n".join((errors or lines)[-4:])
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
