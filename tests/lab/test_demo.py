@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,21 +28,27 @@ exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs \
 """
 
 
-def test_demo_as_an_ordinary_user(tmp_path: Path, vllm_python: Callable[[str], Path]) -> None:
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that others may enter; pytest's own are closed again by each of its runs."""
+    with tempfile.TemporaryDirectory(prefix="mtppp-demo-", dir="/var/tmp") as name:
+        directory = Path(name)
+        directory.chmod(0o755)
+        yield directory
+
+
+def test_demo_as_an_ordinary_user(open_directory: Path, vllm_python: Callable[[str], Path]) -> None:
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
     cache = vllm_python("0.32.0").parents[2]
     for name in ("upper", "work", "home"):
-        (tmp_path / name).mkdir()
-    clone = tmp_path / "home" / "clone"
+        (open_directory / name).mkdir()
+    clone = open_directory / "home" / "clone"
     subprocess.run(["git", "clone", "--quiet", CHECKOUT, clone], check=True)
-    for directory in [tmp_path, *tmp_path.parents]:
-        if directory.owner() == "root" and str(directory).startswith("/tmp/"):
-            directory.chmod(0o755)
-    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", tmp_path / "home"], check=True)
+    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", open_directory / "home"], check=True)
     kept = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     done = subprocess.run(
-        ["unshare", "--mount", "bash", "-c", AS_NOBODY, "bash", tmp_path],
+        ["unshare", "--mount", "bash", "-c", AS_NOBODY, "bash", open_directory],
         env={
             **kept,
             "HOME": str(Path.home()),
