@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mtppp import state
 from mtppp.cluster import Cluster, Node, load
 from mtppp.errors import ConfigurationError
 from mtppp.hosts import node as hosts
@@ -13,17 +14,55 @@ from mtppp.hosts.ssh import SshTarget, SshTransport
 from mtppp.hosts.transport import Transport
 from mtppp.phases.deployment import Deployment
 
+DEFAULT_FILE = Path("cluster.yaml")
 
-def from_file(file: Path) -> Deployment:
-    """The deployment of a cluster file; nothing has been connected to yet.
+
+def resolve(argument: str | None) -> state.Known:
+    """The deployment that an argument means: a cluster file, or the name of a known deployment.
+
+    Without an argument: ./cluster.yaml, else the only deployment known.
 
     Raises:
-        ConfigurationError: the file is invalid, or a secret that it names is not set.
+        ConfigurationError: there is no such file or name, or the file is invalid.
     """
-    loaded = load(file)
-    cluster = loaded.cluster
+    if argument is None:
+        return _default()
+    if "/" in argument or argument.endswith((".yaml", ".yml")) or Path(argument).is_file():
+        return state.Known(load(Path(argument)).cluster, Path(argument))
+    remembered = state.known()
+    if argument in remembered:
+        return remembered[argument]
+    raise ConfigurationError(
+        f"{argument}: no such file, and no deployment of that name was launched from here",
+        hint=f"known are {', '.join(remembered)}" if remembered else "give a cluster file",
+    )
+
+
+def _default() -> state.Known:
+    if DEFAULT_FILE.is_file():
+        return state.Known(load(DEFAULT_FILE).cluster, DEFAULT_FILE)
+    remembered = state.known()
+    if len(remembered) == 1:
+        return next(iter(remembered.values()))
+    raise ConfigurationError(
+        f"there is no {DEFAULT_FILE} here, and {len(remembered)} deployments are known",
+        hint=f"name one: {', '.join(remembered)}" if remembered else "give a cluster file",
+    )
+
+
+def connectable(known: state.Known, *, with_secrets: bool = False) -> Deployment:
+    """The deployment with transports to its nodes; nothing has been connected to yet.
+
+    Args:
+        with_secrets: take the values of the file's secrets from the environment, as a launch must.
+
+    Raises:
+        ConfigurationError: a secret that the file names is not set.
+    """
+    cluster = known.cluster
     nodes = [hosts.Node(_transport(cluster, n), cluster.runtime.python) for n in cluster.nodes]
-    return Deployment(cluster=cluster, nodes=nodes, secrets=_secrets(cluster, file))
+    secrets = _secrets(known) if with_secrets else {}
+    return Deployment(cluster=cluster, file=known.file, nodes=nodes, secrets=secrets)
 
 
 def _transport(cluster: Cluster, node: Node) -> Transport:
@@ -43,11 +82,12 @@ def _transport(cluster: Cluster, node: Node) -> Transport:
     )
 
 
-def _secrets(cluster: Cluster, file: Path) -> dict[str, str]:
-    missing = [name for name in cluster.secrets if name not in os.environ]
+def _secrets(known: state.Known) -> dict[str, str]:
+    names = known.cluster.secrets
+    missing = [name for name in names if name not in os.environ]
     if missing:
         raise ConfigurationError(
-            f"{file}: secrets: {', '.join(missing)} is not set in your environment",
+            f"{known.file}: secrets: {', '.join(missing)} is not set in your environment",
             hint=f"export {missing[0]}, or remove it from the file",
         )
-    return {name: os.environ[name] for name in cluster.secrets}
+    return {name: os.environ[name] for name in names}

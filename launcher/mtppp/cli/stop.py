@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from mtppp.cli.deployments import from_file
+from mtppp.cli.deployments import connectable, resolve
 from mtppp.console import Console
 from mtppp.phases.phase import run_phases
 from mtppp.phases.stop import STOP
 
 
 @click.command(name="stop")
-@click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"))
-def command(file: Path) -> None:
-    """End the deployment that FILE describes (./cluster.yaml by default).
+@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+def command(deployment: str | None) -> None:
+    """End a deployment (by default that of ./cluster.yaml, else the only one known).
 
     Ends exactly the processes that `mtppp launch` started on its nodes and their descendants,
     with their shared memory. Another Ray or vLLM on the same hosts is left alone. Logs stay.
     """
-    deployment = from_file(file)
+    target = connectable(resolve(deployment))
     try:
-        run_phases(STOP, deployment, Console())
+        run_phases(STOP, target, Console())
     finally:
-        deployment.close()
+        target.close()

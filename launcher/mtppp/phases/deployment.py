@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from mtppp.cluster import Cluster
 from mtppp.hosts.facts import HostFacts
@@ -21,7 +22,8 @@ class Deployment:
     """One deployment while a command works on it.
 
     Attributes:
-        cluster: the file.
+        cluster: what the file says.
+        file: the file, as the operator named it.
         nodes: one for each node of the file, in its order.
         secrets: values of the file's `secrets`, from the operator's environment.
         config, model: the model's configuration and what it says; None until it was found.
@@ -31,6 +33,7 @@ class Deployment:
     """
 
     cluster: Cluster
+    file: Path
     nodes: list[Node]
     secrets: Mapping[str, str] = field(default_factory=dict)
     config: ModelConfig | None = None

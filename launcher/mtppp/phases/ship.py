@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import secrets
+import socket
+from datetime import UTC, datetime
 
+from mtppp import state
 from mtppp.console import Step
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
@@ -13,7 +17,15 @@ from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
 
 PLAN_FILE = "plan.json"
-LAUNCH_ONLY = (environment.TOKEN_FILE, environment.CONFIG_ROOT, "attest", "processes.json")
+LAUNCH_FILE = "launch.json"
+"""Who launched the deployment, from where and when: not in the Plan, which has no time."""
+LAUNCH_ONLY = (
+    environment.TOKEN_FILE,
+    environment.CONFIG_ROOT,
+    "attest",
+    "processes.json",
+    LAUNCH_FILE,
+)
 """What a run directory holds only while the deployment runs; logs and Plan stay."""
 
 
@@ -22,11 +34,12 @@ class ShipPlugins:
 
     def run(self, deployment: Deployment, step: Step) -> None:
         token = secrets.token_hex(32)
+        state.remember(deployment.cluster, deployment.file)
 
         def ship(member: tuple[Node, NodePlan]) -> None:
             node, planned = member
             _ship_plugins(deployment, node, planned)
-            node.write(planned.directory, _files(deployment, token))
+            node.write(planned.directory, [*_files(deployment, token), _launched_by()])
 
         on_each(deployment.members, ship)
         step.note = f"{deployment.plugins.name}, patches: {', '.join(deployment.plan.patches)}"
@@ -39,6 +52,7 @@ class ShipPlugins:
                 member[1].directory, member[1].ray_directory, LAUNCH_ONLY
             ),
         )
+        state.forget(deployment.cluster.name)
 
 
 def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None:
@@ -49,6 +63,14 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
         return
     ordered = sorted(files, key=lambda path: (path == last, path))
     node.write(planned.plugins, [File(path, files[path], 0o644) for path in ordered])
+
+
+def _launched_by() -> File:
+    record = {
+        "by": f"{getpass.getuser()}@{socket.gethostname()}",
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return File(LAUNCH_FILE, json.dumps(record).encode())
 
 
 def _files(deployment: Deployment, token: str) -> list[File]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from mtppp import state
 from mtppp.console import Step
 from mtppp.errors import RemoteCommandFailed
 from mtppp.hosts.node import Node
@@ -41,6 +42,7 @@ class StopNodes(WithoutTrace):
 
         stop(0)
         on_each(range(1, len(deployment.nodes)), stop)
+        state.forget(name)
         step.note = (
             f"{name} ended on {', '.join(node.host for node in deployment.nodes)}"
             if sum(ended.values())

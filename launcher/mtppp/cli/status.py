@@ -1,0 +1,60 @@
+"""`mtppp status`"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from mtppp.cli.deployments import connectable, resolve
+from mtppp.phases.status import DeploymentStatus, ask
+
+
+@click.command(name="status")
+@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
+def command(deployment: str | None, as_json: bool) -> None:
+    """Say what runs where (by default of ./cluster.yaml, else of the only deployment known).
+
+    Asks every node, and the server for one token: a server whose engine hangs still calls itself
+    healthy. Exit status 0 when a token came or the deployment is stopped, 1 otherwise.
+    """
+    target = connectable(resolve(deployment))
+    try:
+        status = ask(target)
+    finally:
+        target.close()
+    if as_json:
+        click.echo(status.to_json())
+    else:
+        show(status)
+    sys.exit(0 if status.state in ("serving", "stopped") else 1)
+
+
+def show(status: DeploymentStatus) -> None:
+    """Print a status for a person."""
+    click.echo(f"{status.name}: {status.state} ({status.explanation})")
+    if status.endpoint:
+        click.echo(f"  endpoint   {status.endpoint}/v1")
+    if status.seconds_to_token is not None:
+        click.echo(f"  one token  {status.seconds_to_token:g} s")
+    if status.evidence:
+        click.echo(f"  proven by  {status.evidence}")
+    if status.at_own_risk:
+        click.echo(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
+    for node in status.nodes:
+        if node.problem:
+            click.echo(f"  {node.host}: could not be asked: {node.problem}")
+            continue
+        processes = ", ".join(
+            f"{role} {'up' if alive else 'GONE'}" for role, alive in (node.processes or {}).items()
+        )
+        since = f", launched by {node.by} at {node.since}" if node.since else ""
+        click.echo(f"  {node.host}: {processes or 'nothing runs'}{since}")
+    for rank in status.ranks:
+        layers = rank["layers"]
+        click.echo(
+            f"  rank {rank['rank']} on {rank['node']}: stage {rank['stage']}, tensor rank"
+            f" {rank['tensor_rank']}, layers {layers[0]}-{layers[-1]}"
+            f"{', drafter' if rank['drafter'] else ''}, patches {', '.join(rank['patches'])}"
+        )
