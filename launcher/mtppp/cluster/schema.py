@@ -329,8 +329,12 @@ class Serve(Section):
             "vLLM's default. Underscores are read as dashes."
         ),
     )
-    ready_timeout: Count = Field(
-        default=3600, description="Seconds in which the server must be ready, loading included."
+    stall_timeout: Count = Field(
+        default=1800,
+        description=(
+            "Seconds without a new line in the server's log after which a launch gives up. However "
+            "long loading takes, a launch goes on while there is progress."
+        ),
     )
 
     @field_validator("args", mode="before")

@@ -1,4 +1,4 @@
-"""Start the server on the first node and wait until it is ready, or dead."""
+"""Start the server on the first node and wait until it is ready, dead, or stuck."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from mtppp.console import Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.logs import telling_lines
+from mtppp.phases.logs import stage_of_start, telling_lines
 from mtppp.phases.phase import WithoutTrace
 
 _POLL = 1.0  # seconds between two looks at a loading server
-_LOOK_AT_PROCESS = 5.0  # seconds between two questions over ssh
+_LOOK_AT_NODES = 5.0  # seconds between two questions over ssh
 
 
 class StartServer(WithoutTrace):
@@ -34,33 +34,42 @@ class StartServer(WithoutTrace):
 
 
 class WaitUntilReady(WithoutTrace):
-    """Until /health says so; a server that died is noticed within seconds."""
+    """Until /health says so. A process that died is noticed within seconds; a launch that makes
+    no progress is given up, one that is slow is not."""
 
     title = "ready"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        timeout = deployment.cluster.serve.ready_timeout
+        stall = deployment.cluster.serve.stall_timeout
         client = EngineClient(deployment.plan.endpoint)
-        started = time.monotonic()
-        looked = started
+        log = ""
+        looked = grown = time.monotonic()
         while not client.healthy():
             now = time.monotonic()
-            if now - looked >= _LOOK_AT_PROCESS:
+            if now - looked >= _LOOK_AT_NODES:
                 looked = now
-                _check_alive(deployment)
-            if now - started > timeout:
+                check_alive(deployment)
+                log, before = server_log(deployment), log
+                grown = now if log != before else grown
+                step.progress(stage_of_start(log))
+            if now - grown > stall:
                 raise HostTimeout(
                     deployment.head[0].host,
-                    f"the server was not ready in {timeout} s",
-                    hint="raise serve.ready_timeout if it was still loading",
-                    details=_server_log(deployment),
+                    f"the server's log has not grown for {stall} s, and it is not ready",
+                    hint="it hangs, or is busy without a word: then raise serve.stall_timeout",
+                    details=telling_lines(log, 12),
                 )
             time.sleep(_POLL)
         client.close()
         step.note = deployment.plan.endpoint
 
 
-def _check_alive(deployment: Deployment) -> None:
+def check_alive(deployment: Deployment) -> None:
+    """Fail when a process that was started has ended.
+
+    Raises:
+        RemoteCommandFailed: saying which, where, and the lines of its log that matter.
+    """
     for node, planned in deployment.members:
         for entry in node.processes(planned.directory)["recorded"]:
             if entry["alive"]:
@@ -70,11 +79,17 @@ def _check_alive(deployment: Deployment) -> None:
                 node.host,
                 f"{what} ended while the deployment was starting",
                 hint=f"the whole log is {entry['log']} on {node.host}",
-                details=_server_log(deployment),
+                details=telling_lines(
+                    server_log(deployment)
+                    if entry["role"] == "server"
+                    else "".join(node.read(entry["log"], limit=1 << 16).values()),
+                    12,
+                ),
             )
 
 
-def _server_log(deployment: Deployment) -> list[str]:
+def server_log(deployment: Deployment) -> str:
+    """The end of the server's log; Ray sends the workers' output there, too."""
     node, planned = deployment.head
-    logs = node.read(f"{planned.directory}/{deployment.plan.server.log}")
-    return [line for text in logs.values() for line in telling_lines(text, 12)]
+    logs = node.read(f"{planned.directory}/{deployment.plan.server.log}", limit=1 << 18)
+    return "".join(logs.values())

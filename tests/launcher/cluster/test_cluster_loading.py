@@ -192,7 +192,7 @@ def test_where_a_value_stands(in_directory: Path, cluster_text: Text) -> None:
     Path("cluster.yaml").write_text(cluster_text("serve:", "  port: 1"), encoding="utf-8")
     _, source = load(Path("cluster.yaml"))
     assert source.locate(("serve", "port")) == "cluster.yaml:6: serve.port"
-    assert source.locate(("serve", "ready_timeout")) == "cluster.yaml:5: serve.ready_timeout"
+    assert source.locate(("serve", "stall_timeout")) == "cluster.yaml:5: serve.stall_timeout"
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.name)

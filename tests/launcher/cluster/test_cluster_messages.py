@@ -313,7 +313,7 @@ VALUES = [
     ({}, ("speculative: mtp",), ['5: speculative: must be a mapping; is the text "mtp"']),
     ({}, ("serve: {port: 0}",), ["5: serve.port: must be at least 1; is 0"]),
     ({}, ("serve: {args: [x]}",), ["5: serve.args: must be a mapping; is a list"]),
-    ({}, ("serve: {ready_timeout: 0}",), ["5: serve.ready_timeout: must be at least 1; is 0"]),
+    ({}, ("serve: {stall_timeout: 0}",), ["5: serve.stall_timeout: must be at least 1; is 0"]),
     ({}, ("ray: {base_port: 80}",), ["5: ray.base_port: must be at least 1024; is 80"]),
     ({}, ("ray: {base_port: 65437}",), ["5: ray.base_port: must be at most 65436; is 65437"]),
     (

@@ -48,7 +48,7 @@ def test_a_minimal_file(cluster_text: Text, loaded: Loaded) -> None:
         parallel=Parallel(tensor=1, pipeline=1, layer_partition="auto"),
         speculative=None,
         ray=Ray(base_port=26300, object_store_memory=None),
-        serve=Serve(port=8000, args={}, ready_timeout=3600),
+        serve=Serve(port=8000, args={}, stall_timeout=1800),
         secrets=(),
     )
 
@@ -87,7 +87,7 @@ serve:
     gpu-memory-utilization: 0.9
     compilation-config: {mode: 3, cudagraph_capture_sizes: [1, 2]}
     seed:
-  ready_timeout: 60
+  stall_timeout: 60
 ray: {base_port: 20000, object_store_memory: 1073741824}
 secrets: [HF_TOKEN, VLLM_API_KEY]
 """)
@@ -136,7 +136,7 @@ secrets: [HF_TOKEN, VLLM_API_KEY]
                 "compilation-config": {"mode": 3, "cudagraph_capture_sizes": [1, 2]},
                 "seed": None,
             },
-            ready_timeout=60,
+            stall_timeout=60,
         ),
         secrets=("HF_TOKEN", "VLLM_API_KEY"),
     )
