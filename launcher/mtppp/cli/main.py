@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
+    "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),
     "model": ("mtppp.cli.model", "Look at a model, from its config.json."),
     "stop": ("mtppp.cli.stop", "End a deployment, and only what it started."),
 }

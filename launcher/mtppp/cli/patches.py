@@ -1,0 +1,98 @@
+"""`mtppp patches`"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from mtppp.errors import ConfigurationError
+from mtppp.model.config import find_config
+from mtppp.model.facts import read_facts
+from mtppp_patches.engine_spec import EngineSpec, Speculative
+from mtppp_patches.patch import Patch
+from mtppp_patches.registry import PATCHES
+from mtppp_patches.releases import RELEASES
+from mtppp_patches.support import admissible, support
+
+
+@click.command(name="patches")
+@click.option("--vllm", "release", help="Only this release, such as 0.32.0.")
+@click.option("--model", help="Only what this model needs: DIR, or a hub id.")
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
+def command(release: str | None, model: str | None, as_json: bool) -> None:
+    """Say what mtppp changes inside vLLM, and what is proven on which release.
+
+    Verdicts are for pipeline parallelism with MTP, TP2 x PP2, the layout that meets every fault.
+    """
+    if release is not None and release not in RELEASES:
+        raise ConfigurationError(
+            f"vLLM {release} is not known", hint=f"known are {', '.join(RELEASES)}"
+        )
+    family = None if model is None else read_facts(find_config(model).values).model_type
+    report = {
+        "updated": support().updated,
+        "patches": [_patch(patch, release) for patch in PATCHES if _concerns(patch, release)],
+        "releases": list(_verdicts([release] if release else list(RELEASES), family)),
+    }
+    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+
+
+def _concerns(patch: Patch, release: str | None) -> bool:
+    return release is None or release in patch.releases
+
+
+def _patch(patch: Patch, release: str | None) -> dict[str, Any]:
+    return {
+        "name": patch.name,
+        "why": patch.why,
+        "releases": [release] if release else list(patch.releases),
+        "obsolete_by": patch.obsolete_by,
+        "replaces": [target.name for target in patch.targets if target.replace is not None],
+    }
+
+
+def _verdicts(releases: list[str], family: str | None) -> Iterator[dict[str, Any]]:
+    for release in releases:
+        listed = support().releases.get(release, {})
+        for model_type in [family] if family else sorted(listed):
+            spec = EngineSpec(
+                release=release,
+                model_type=model_type,
+                tensor=2,
+                pipeline=2,
+                speculative=Speculative("mtp", 3),
+            )
+            verdict = admissible(spec)
+            yield {
+                "release": release,
+                "family": model_type,
+                "allowed": verdict.allowed,
+                "reason": verdict.reason,
+                "way_out": verdict.way_out,
+                "patches": list(verdict.patches),
+                "evidence": {
+                    what: {"level": found.level, "date": found.date, "record": found.record}
+                    for what, found in verdict.evidence.items()
+                },
+            }
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+    for patch in report["patches"]:
+        span = patch["releases"]
+        yield f"{patch['name']}  ({span[0]}{f' to {span[-1]}' if len(span) > 1 else ''})"
+        yield f"    {patch['why']}"
+        yield f"    obsolete by {patch['obsolete_by']}"
+    yield ""
+    for row in report["releases"]:
+        evidence = ", ".join(f"{what}: {e['level']}" for what, e in row["evidence"].items())
+        verdict = f"allowed ({evidence})" if row["allowed"] else f"refused: {row['reason']}"
+        yield f"vLLM {row['release']}  {row['family']}  {verdict}"
+    proven = {row["release"] for row in report["releases"]}
+    rest = [release for release in RELEASES if release not in proven]
+    if rest and len(proven) != 1:
+        yield f"nothing is proven on {', '.join(rest)}: refused under pipeline parallelism"
+    yield f"as of {report['updated']}"
