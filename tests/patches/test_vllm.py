@@ -1,0 +1,112 @@
+"""The patches inside real vLLM, without an engine: seconds, not minutes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Releases for which an environment for CPU hosts is made.
+RELEASES = ("0.29.0", "0.32.0")
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+Python = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_public_reproduction(vllm_python: Python, tmp_path: Path, release: str) -> None:
+    output = tmp_path / "result.json"
+    command = [ROOT / "scripts/config_gate.py", "--published-only", "--output", output]
+    done = subprocess.run([*command, f"{release}={vllm_python(release)}"], check=False)
+    result = json.loads(output.read_text())["releases"][release]
+    assert done.returncode == 0, result
+    refused = release == "0.29.0"
+    assert result["shipped"]["glm_moe_dsa"] == ("refused" if refused else "passes")
+    assert result["patched"]["glm_moe_dsa"] == "passes"
+
+
+GUARD = """
+import json, os
+from types import SimpleNamespace
+from mtppp_patches.engine_guard import require_async_scheduler, require_v2_runner
+from mtppp_patches.patch import PatchError
+from vllm.config import SchedulerConfig
+from vllm.v1.core.sched.scheduler import Scheduler
+
+def scheduler(**changes):
+    config = SchedulerConfig.default_factory()
+    for name, value in ({"async_scheduling": True} | changes).items():
+        setattr(config, name, value)
+    require_async_scheduler(SimpleNamespace(scheduler_config=config))
+
+def runner(v2, *features, variable=None):
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if variable:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = variable
+    require_v2_runner(SimpleNamespace(
+        use_v2_model_runner=v2,
+        _get_v2_model_runner_unsupported_features=lambda: list(features),
+    ))
+
+def message(check, *arguments, **named):
+    try:
+        check(*arguments, **named)
+    except PatchError as error:
+        return str(error)
+
+print(json.dumps({
+    "async": message(scheduler),
+    "sync": message(scheduler, async_scheduling=False),
+    "scheduler class": message(scheduler, scheduler_cls=Scheduler),
+    "v2": message(runner, True),
+    "v2 lacks": message(runner, True, "dual batch overlap"),
+    "v1 unset": message(runner, False),
+    "v1 set": message(runner, False, variable="0"),
+    "logits processor": message(runner, True, "custom logits processors"),
+}))
+"""
+
+ENTRY_POINTS = """
+[triton.backends]
+cpu = mtppp_cpu.triton_backend
+[vllm.platform_plugins]
+mtppp_cpu = mtppp_cpu.platform_plugin:platform
+[vllm.logits_processors]
+bias = bias:Bias
+"""
+
+
+def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path) -> None:
+    info = tmp_path / "plugins-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    done = subprocess.run(
+        [vllm_python("0.32.0"), "-c", GUARD],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
+            "MTPPP_DEPLOYMENT": "test",
+            "MTPPP_DEVICE": "cpu",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    messages = json.loads(done.stdout.splitlines()[-1])
+    assert messages["async"] is None
+    assert messages["v2"] is None
+    assert "--no-async-scheduling" in messages["sync"]
+    assert "CpuHostPlatform" in messages["sync"]
+    assert "Scheduler is no AsyncScheduler" in messages["scheduler class"]
+    assert "dual batch overlap" in messages["v2 lacks"]
+    assert "VLLM_USE_V2_MODEL_RUNNER is not set" in messages["v1 unset"]
+    assert "VLLM_USE_V2_MODEL_RUNNER is 0" in messages["v1 set"]
+    assert "vllm.logits_processors: bias" in messages["logits processor"]
