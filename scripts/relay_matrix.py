@@ -45,6 +45,7 @@ from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
+PLUGINS = ("mtppp_patches", "mtppp_cpu")
 PROMPTS = ROOT / "cluster_configs/models/demo-prompts.json"
 
 # vLLM's CPU kernels: DeepSeek's latent attention has another block size than plain attention.
@@ -169,6 +170,7 @@ class Laboratory:
             "dtype": self.dtype,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "fault": self.fault,
+            "plugins": bundle(PLUGINS).name,
             "near_tie_nats": NEAR_TIE[self.dtype],
             "arms": {},
         }
@@ -277,7 +279,7 @@ class Laboratory:
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
 
     def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
-        packages = ["mtppp_patches", "mtppp_cpu"]
+        packages = list(PLUGINS)
         variables: dict[str, str] = {}
         if self.fault and arm.pipeline > 1:
             packages.insert(0, "mtppp_faults")

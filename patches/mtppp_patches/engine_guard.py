@@ -73,11 +73,20 @@ def require_async_scheduler(vllm_config: Any) -> None:
 
 
 def require_v2_runner(vllm_config: Any) -> None:
-    """Raises PatchError unless the V2 model runner is what will run."""
+    """Raises PatchError unless the V2 model runner is what will run, with all that is asked for.
+
+    VLLM_USE_V2_MODEL_RUNNER=1 also makes vLLM skip the check for what that runner lacks, and what
+    it lacks is then silently left out.
+    """
     if not vllm_config.use_v2_model_runner:
         raise PatchError(
             f"vLLM chose the V1 model runner: {why_not_v2(vllm_config)}. "
             "Pipeline parallelism with MTP does not work on it."
+        )
+    if lacking := unsupported_by_v2(vllm_config):
+        raise PatchError(
+            f"the V2 model runner of this release does not support: {'; '.join(lacking)}. "
+            "Pipeline parallelism with MTP works on no other: leave that out."
         )
 
 
@@ -86,12 +95,17 @@ def why_not_v2(vllm_config: Any) -> str:
     value = os.environ.get(_V2_VARIABLE)
     if value == "0":
         return f"{_V2_VARIABLE} is 0 in this process"
-    reasons = list(vllm_config._get_v2_model_runner_unsupported_features())
+    missing = [] if value else [f"{_V2_VARIABLE} is not set in this process"]
+    return "; ".join([*missing, *unsupported_by_v2(vllm_config)]) or "no reason found"
+
+
+def unsupported_by_v2(vllm_config: Any) -> list[str]:
+    """Features asked for that this release's V2 runner lacks, as vLLM itself finds them."""
+    features = list(vllm_config._get_v2_model_runner_unsupported_features())
     processors = [entry.name for entry in entry_points(group="vllm.logits_processors")]
-    if processors:
-        reasons.append(f"installed vllm.logits_processors: {', '.join(processors)}")
-    missing = "" if value else f"{_V2_VARIABLE} is not set in this process"
-    return "; ".join(filter(None, [missing, *reasons])) or "no reason found"
+    if processors and "custom logits processors" in features:
+        features.append(f"installed entry points vllm.logits_processors: {', '.join(processors)}")
+    return features
 
 
 PATCH = Patch(
@@ -106,6 +120,7 @@ PATCH = Patch(
     wanted=lambda spec: spec.mtp and spec.pipeline > 1,
     targets=(
         Target("vllm.v1.engine.core", "EngineCore.__init__", _before_workers_start),
+        Target("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features"),
         Target(
             "vllm.v1.worker.worker_base",
             "WorkerWrapperBase.init_device",
