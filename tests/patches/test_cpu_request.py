@@ -10,6 +10,7 @@ import pytest
 
 from mtppp_cpu import request
 from mtppp_cpu.entry_points import ENTRY_POINTS
+from mtppp_cpu.refusal import CpuHostError, RefusedPlatform
 
 PATCHES = Path(__file__).resolve().parents[2] / "patches"
 ASKED = {"MTPPP_DEPLOYMENT": "d", "MTPPP_DEVICE": "cpu"}
@@ -53,6 +54,16 @@ def test_active_only_if_asked_for_and_without_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(request, "is_requested", lambda: False)
     monkeypatch.setattr(request, "gpus", list)
     assert not request.is_active()
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [([Path("/dev/kfd")], r"this host has a GPU \(/dev/kfd\)"), ([], "is no CPU build")],
+)
+def test_a_refusal_says_why(monkeypatch: pytest.MonkeyPatch, gpus: list[Path], reason: str) -> None:
+    monkeypatch.setattr(request, "gpus", lambda: gpus)
+    with pytest.raises(CpuHostError, match=reason):
+        RefusedPlatform()
 
 
 def test_what_the_launcher_reads_imports_neither_triton_nor_vllm() -> None:

