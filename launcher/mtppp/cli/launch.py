@@ -12,14 +12,17 @@ from mtppp.phases.phase import run_phases
 
 @click.command(name="launch")
 @click.argument("deployment", metavar="[FILE|NAME]", required=False)
-def command(deployment: str | None) -> None:
+@click.option("--restart", is_flag=True, help="Stop what runs and is not as planned, then launch.")
+def command(deployment: str | None, restart: bool) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).
 
     Connects to the nodes, starts Ray and vLLM there, waits until the server is ready, checks what
     every rank holds, and asks for the first tokens. When a step fails, what was started is stopped.
+    What runs already as planned is left as it is.
     """
     console = Console()
     target = connectable(resolve(deployment), with_secrets=True)
+    target.restart = restart
     try:
         run_phases(LAUNCH, target, console)
     finally:

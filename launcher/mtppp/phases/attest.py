@@ -11,7 +11,7 @@ from mtppp.errors import MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import File
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
-from mtppp.phases.stop import SHARED_MEMORY_FILE
+from mtppp.phases.run_directory import SHARED_MEMORY_FILE
 from mtppp.plan.plan import Plan
 
 

@@ -30,6 +30,9 @@ class Deployment:
         admission: why the deployment may be launched; None until that was decided.
         facts: of the hosts, in the same order; empty until they were asked.
         planned: None until it was made.
+        running: whether processes of this deployment were found on a node.
+        restart: whether what runs and is not as planned may be stopped.
+        finished: whether the steps that follow have nothing to do.
     """
 
     cluster: Cluster
@@ -41,6 +44,9 @@ class Deployment:
     admission: Admission | None = None
     facts: list[HostFacts] = field(default_factory=list)
     planned: Plan | None = None
+    running: bool = False
+    restart: bool = False
+    finished: bool = False
 
     def close(self) -> None:
         """Close the connections to the nodes."""

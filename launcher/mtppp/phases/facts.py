@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from mtppp.cluster import Cluster
 from mtppp.console import Step
@@ -24,8 +25,12 @@ class GatherFacts(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         deployment.facts = gather(deployment)
-        _refuse_if_running(deployment)
-        found = list(problems(deployment.cluster, deployment.facts))
+        deployment.running = _is_running(deployment)
+        facts = deployment.facts
+        if deployment.running:
+            # Its ports are taken by itself.
+            facts = [replace(fact, ports_taken=()) for fact in facts]
+        found = list(problems(deployment.cluster, facts))
         if found:
             raise MtpppError(
                 "the hosts are not as the file says" if len(found) > 1 else found[0],
@@ -57,16 +62,18 @@ def gather(deployment: Deployment) -> list[HostFacts]:
     return [answers[index] for index in range(len(deployment.nodes))]
 
 
-def _refuse_if_running(deployment: Deployment) -> None:
-    for index, node in enumerate(deployment.nodes):
-        name = deployment.cluster.name
-        directory = directories.run_directory(deployment.facts[index].uid, name, index)
-        running = node.processes(directory)["marked"]
-        if running:
-            raise MtpppError(
-                f"{node.host}: {len(running)} processes of deployment {name!r} are running",
-                hint=f"`mtppp stop {name}` ends them",
-            )
+def _is_running(deployment: Deployment) -> bool:
+    """Whether any node has live processes of this deployment."""
+    name = deployment.cluster.name
+    running: list[str] = []
+
+    def look(index: int) -> None:
+        node, uid = deployment.nodes[index], deployment.facts[index].uid
+        if node.processes(directories.run_directory(uid, name, index))["marked"]:
+            running.append(node.host)
+
+    on_each(range(len(deployment.nodes)), look)
+    return bool(running)
 
 
 def problems(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:

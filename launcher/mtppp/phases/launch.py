@@ -10,6 +10,7 @@ from mtppp.phases.first_tokens import FirstTokens
 from mtppp.phases.make_plan import MakePlan
 from mtppp.phases.phase import Phase
 from mtppp.phases.ray_cluster import Place, StartRay
+from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
 
@@ -18,6 +19,7 @@ LAUNCH: tuple[Phase, ...] = (
     Connect(),
     GatherFacts(),
     MakePlan(),
+    CompareWithRunning(),
     ShipPlugins(),
     StartRay(),
     Place(),

@@ -36,9 +36,10 @@ class WithoutTrace:
 
 
 def run_phases(phases: Sequence[Phase], deployment: Deployment, console: Console) -> None:
-    """Run phases in order. When one fails, clean up those begun, in reverse, and raise its error.
+    """Run phases in order, until the last or until one has set `finished`.
 
-    What goes wrong while cleaning up is shown, and does not hide the first error.
+    When one fails, those begun are cleaned up in reverse, and its error is raised. What goes wrong
+    while cleaning up is shown, and does not hide the first error.
     """
     begun: list[Phase] = []
     try:
@@ -46,6 +47,8 @@ def run_phases(phases: Sequence[Phase], deployment: Deployment, console: Console
             begun.append(phase)
             with console.step(phase.title) as step:
                 phase.run(deployment, step)
+            if deployment.finished:
+                return
     except BaseException:
         for phase in reversed(begun):
             try:

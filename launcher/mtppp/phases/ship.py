@@ -13,20 +13,10 @@ from mtppp.console import Step
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import on_each
+from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
+from mtppp.phases.stop import stop_node
 from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
-
-PLAN_FILE = "plan.json"
-LAUNCH_FILE = "launch.json"
-"""Who launched the deployment, from where and when: not in the Plan, which has no time."""
-LAUNCH_ONLY = (
-    environment.TOKEN_FILE,
-    environment.CONFIG_ROOT,
-    "attest",
-    "processes.json",
-    LAUNCH_FILE,
-)
-"""What a run directory holds only while the deployment runs; logs and Plan stay."""
 
 
 class ShipPlugins:
@@ -38,6 +28,8 @@ class ShipPlugins:
 
         def ship(member: tuple[Node, NodePlan]) -> None:
             node, planned = member
+            # What a crash left: records of processes that ended, attestations, shared memory.
+            stop_node(node, planned)
             _ship_plugins(deployment, node, planned)
             node.write(planned.directory, [*_files(deployment, token), _launched_by()])
 
@@ -46,12 +38,7 @@ class ShipPlugins:
 
     def clean_up(self, deployment: Deployment) -> None:
         """The token goes; the plugins may stay: their name says what they are."""
-        on_each(
-            deployment.members,
-            lambda member: member[0].clear(
-                member[1].directory, member[1].ray_directory, LAUNCH_ONLY
-            ),
-        )
+        on_each(deployment.members, lambda member: stop_node(*member))
         state.forget(deployment.cluster.name)
 
 

@@ -18,7 +18,7 @@ from mtppp.errors import MtpppError
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import MAX_PARALLEL
-from mtppp.phases.ship import LAUNCH_FILE, PLAN_FILE
+from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.plan import directories
 
 HEALTH_DEADLINE = 20.0

@@ -11,14 +11,12 @@ from mtppp.hosts.node import Node
 from mtppp.phases.connect import Connect
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
-from mtppp.phases.ship import LAUNCH_ONLY
+from mtppp.phases.run_directory import LAUNCH_ONLY, SHARED_MEMORY_FILE
 from mtppp.plan import directories
 from mtppp.plan.plan import NodePlan
 
 GRACE = 15.0
 """Seconds that a recorded process has to end by itself before it is killed."""
-SHARED_MEMORY_FILE = "shared-memory.json"
-"""Segments in /dev/shm that the deployment had mapped when it became ready."""
 
 
 class StopNodes(WithoutTrace):
@@ -75,5 +73,5 @@ def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
             hint="they may hang in the kernel or belong to another user; look at them there",
             details=[f"{process['pid']} {process['command']}" for process in ended["left"]],
         )
-    node.clear(directory, ray_directory, [*LAUNCH_ONLY, SHARED_MEMORY_FILE])
+    node.clear(directory, ray_directory, LAUNCH_ONLY)
     return recorded

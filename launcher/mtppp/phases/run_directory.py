@@ -1,0 +1,23 @@
+"""Names of what a run directory holds beside logs."""
+
+from __future__ import annotations
+
+from mtppp.plan import environment
+
+PLAN_FILE = "plan.json"
+"""The Plan as it was launched; stays after a stop."""
+LAUNCH_FILE = "launch.json"
+"""Who launched the deployment, from where and when: not in the Plan, which has no time."""
+SHARED_MEMORY_FILE = "shared-memory.json"
+"""Segments in /dev/shm that the deployment had mapped when it became ready."""
+ATTEST = "attest"
+
+LAUNCH_ONLY = (
+    environment.TOKEN_FILE,
+    environment.CONFIG_ROOT,
+    ATTEST,
+    "processes.json",
+    LAUNCH_FILE,
+    SHARED_MEMORY_FILE,
+)
+"""What is there only while the deployment runs; logs and Plan stay."""
