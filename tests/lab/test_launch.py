@@ -140,6 +140,7 @@ def test_stop_ends_what_is_ours_and_nothing_else(
         beside = {host: _traces(lab, host) for host in ("n1", "n2")}
         with launched(file) as server:
             assert server.greedy(["count 3 by 4: 3 7"], 4)[0].tokens
+            _launch_again_changes_nothing(file)
             ours = _traces(lab, "n1")["processes"] - beside["n1"]["processes"]
             assert ours
         after = {host: _traces(lab, host) for host in ("n1", "n2")}
@@ -155,6 +156,20 @@ def test_stop_ends_what_is_ours_and_nothing_else(
     again = mtppp("stop", str(file))
     assert again.returncode == 0
     assert "was not running" in again.stderr
+
+
+def _launch_again_changes_nothing(file: Path) -> None:
+    again = mtppp("launch", str(file))
+    assert again.returncode == 0, again.stderr
+    assert "nothing was changed" in again.stderr
+    status = json.loads(mtppp("status", "demo-glm4-moe-pp", "--json").stdout)
+    assert status["state"] == "serving"
+    assert [rank["stage"] for rank in status["ranks"]] == [0, 1]
+    changed = file.with_name("changed.yaml")
+    changed.write_text(file.read_text().replace("max-num-seqs: 8", "max-num-seqs: 4"))
+    refused = mtppp("launch", str(changed))
+    assert refused.returncode == 1
+    assert "runs already, but not as planned: differs in server" in refused.stderr
 
 
 def _traces(lab: Lab, host: str) -> dict[str, set[str]]:
