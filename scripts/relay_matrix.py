@@ -86,6 +86,7 @@ class Arm:
     pipeline: int
     tokens: int
     small_cache: bool = False
+    tensor: int = 1
 
 
 REFERENCES = tuple(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5))
@@ -94,6 +95,7 @@ CANDIDATES = (
     Arm("pp2-k3", 2, 3),
     Arm("pp2-k5", 2, 5, small_cache=True),
     Arm("pp3-k3", 3, 3, small_cache=True),
+    Arm("tp2-pp2-k3", 2, 3, tensor=2),
 )
 SCORER = Arm("score", 1, 0)
 
@@ -257,6 +259,7 @@ class Laboratory:
             "enforce_eager": True,
             "async_scheduling": True,
             "pipeline_parallel_size": arm.pipeline,
+            "tensor_parallel_size": arm.tensor,
             "max_model_len": CONTEXT,
             "max_num_seqs": SLOTS,
             "max_num_batched_tokens": TOKEN_BUDGET,
@@ -274,6 +277,7 @@ class Laboratory:
             self.model_type,
             device="cpu",
             pipeline=arm.pipeline,
+            tensor=arm.tensor,
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
         )
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
