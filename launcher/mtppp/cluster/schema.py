@@ -9,7 +9,8 @@ import ipaddress
 import posixpath
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
@@ -37,6 +38,7 @@ from mtppp.cluster.fields import (
 )
 from mtppp.cluster.managed import env_problems, flag_problems, secret_problems
 from mtppp.cluster.source import Problem, describe
+from mtppp.gpus import GPU_TYPES
 
 PORTS_PER_NODE = 100
 
@@ -156,6 +158,17 @@ def _ip_or_none(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
         return None
 
 
+def _gpu_type(value: str) -> str:
+    if value in GPU_TYPES:
+        return value
+    close = get_close_matches(value.upper(), GPU_TYPES, n=1)
+    known = f"did you mean {close[0]}?" if close else f"known are {', '.join(GPU_TYPES)}"
+    raise ValueError(f"must be a GPU type that mtppp knows; is {describe(value)}; {known}")
+
+
+GpuName = Annotated[str, AfterValidator(_gpu_type)]
+
+
 class Node(Section):
     """One host. `10.0.0.1` or `ubuntu@10.0.0.1` in place of a mapping gives `host` and `user`."""
 
@@ -174,6 +187,13 @@ class Node(Section):
         ),
     )
     gpus: Count = Field(description="GPUs to use; `gpus_per_node` by default.")
+    gpu_type: GpuName | None = Field(
+        default=None,
+        description=(
+            "Their type, such as `H100-80GB`; the cluster's `gpu_type` by default. With it `mtppp "
+            "plan` knows what fits before a host is asked; a launch checks that the hosts have it."
+        ),
+    )
     transport: Literal["ssh", "local"] = Field(
         default="ssh",
         description=(
@@ -385,6 +405,9 @@ class Cluster(Section):
     gpus_per_node: Count | None = Field(
         default=None, description="`gpus` of every node that has none."
     )
+    gpu_type: GpuName | None = Field(
+        default=None, description="`gpu_type` of every node that has none."
+    )
     nodes: tuple[Node, ...] = Field(
         description=(
             "The hosts in pipeline order: the first has stage 0 and the API server, the last has "
@@ -421,8 +444,11 @@ class Cluster(Section):
         if not nodes:
             raise ValueError("must not be empty")
         # An invalid gpus_per_node is not in `data`; the nodes are not to blame for it.
-        gpus = info.data.get("gpus_per_node", sys.maxsize)
-        return [_expand_node(node, gpus) for node in nodes]
+        defaults = {
+            "gpus": info.data.get("gpus_per_node", sys.maxsize),
+            "gpu_type": info.data.get("gpu_type"),
+        }
+        return [_expand_node(node, defaults) for node in nodes]
 
     @field_validator("nodes")
     @classmethod
@@ -494,13 +520,14 @@ def _ray_ports(ray: Ray, nodes: Sequence[Node]) -> range:
     return range(ray.base_port, ray.base_port + (last_local + 1) * PORTS_PER_NODE)
 
 
-def _expand_node(node: object, gpus: int | None) -> object:
+def _expand_node(node: object, defaults: Mapping[str, object]) -> object:
     if isinstance(node, str):
         user, at, host = node.rpartition("@")
         node = {"user": user, "host": host} if at else {"host": host}
-    if isinstance(node, dict) and gpus is not None and node.get("gpus") is None:
-        return node | {"gpus": gpus}
-    return node
+    if not isinstance(node, dict):
+        return node
+    missing = {key: value for key, value in defaults.items() if node.get(key) is None}
+    return node | {key: value for key, value in missing.items() if value is not None}
 
 
 def _repeated(

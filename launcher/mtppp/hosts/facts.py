@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mtppp.gpus import GPU_TYPES
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -21,7 +23,7 @@ class HostFacts:
     """One host as its own python saw it.
 
     Attributes:
-        hostname, user, uid: who we are there.
+        hostname, user, uid: who we are there; `uid` is text in facts that were assumed.
         path: PATH of a login there.
         python: absolute path of the interpreter that answered.
         python_version: such as "3.11.7".
@@ -36,7 +38,7 @@ class HostFacts:
 
     hostname: str
     user: str
-    uid: int
+    uid: int | str
     path: str
     python: str
     python_version: str
@@ -58,6 +60,36 @@ class HostFacts:
                 "gpus": tuple(GpuFacts(**gpu) for gpu in answer["gpus"]),
                 "ports_taken": tuple(answer["ports_taken"]),
             }
+        )
+
+    @classmethod
+    def assumed(
+        cls, *, host: str, address: str, python: str, vllm: str, gpus: int, gpu: str | None
+    ) -> HostFacts:
+        """Facts of a host that nobody asked: what only the host knows is `<text in brackets>`.
+
+        Args:
+            vllm: the release that the host must have.
+            gpus: how many it must have.
+            gpu: their type, one of GPU_TYPES; None: no GPU is known, and `gpus` stays empty.
+        """
+        kind = GPU_TYPES[gpu] if gpu else None
+        return cls(
+            hostname=host,
+            user=f"<user on {host}>",
+            uid="<uid>",
+            path=f"<PATH of {host}>",
+            python=f"<home>{python[1:]}" if python.startswith("~/") else python,
+            python_version="",
+            versions={"vllm": vllm, "ray": None, "torch": None},
+            interface=f"<interface of {address}>",
+            addresses=(),
+            gpus=(GpuFacts(gpu, kind.memory, kind.compute_capability),) * gpus
+            if gpu and kind
+            else (),
+            ports_taken=(),
+            shm_bytes=0,
+            model_config=None,
         )
 
     @property

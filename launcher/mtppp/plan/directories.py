@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 
 
-def root(uid: int) -> str:
+def root(uid: int | str) -> str:
     """All that mtppp keeps on a node for one user."""
     return f"/var/tmp/mtppp-{uid}"  # noqa: S108 - private: made with mode 700, its owner checked
 
 
-def run_directory(uid: int, deployment: str, node: int) -> str:
+def run_directory(uid: int | str, deployment: str, node: int) -> str:
     """The run directory; the node's index keeps two nodes on one machine apart."""
     return f"{root(uid)}/{deployment}/{node}"
 
 
-def ray_directory(uid: int, deployment: str, node: int) -> str:
+def ray_directory(uid: int | str, deployment: str, node: int) -> str:
     """Ray's temp-dir, at most 43 characters long for any name.
 
     Ray puts Unix sockets below it at `session_<date>_<pid>/sockets/plasma_store`, 64 characters,
@@ -28,6 +28,6 @@ def ray_directory(uid: int, deployment: str, node: int) -> str:
     return f"{root(uid)}/r/{digest[:8]}"
 
 
-def plugins_directory(uid: int, bundle: str) -> str:
+def plugins_directory(uid: int | str, bundle: str) -> str:
     """The plugins' directory; its name is the hash of its contents, so it is never changed."""
     return f"{root(uid)}/plugins/{bundle}"
