@@ -16,6 +16,7 @@ INTERRUPTED = 130
 # name -> (module, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
+    "plan": ("mtppp.cli.plan", "Show all that a launch would do, and do nothing."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),

@@ -12,9 +12,9 @@ from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
 from mtppp.model.facts import ModelFacts
-from mtppp.plan.admission import Admission
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
+from mtppp.plan.review import Review
 
 
 @dataclass
@@ -27,9 +27,8 @@ class Deployment:
         nodes: one for each node of the file, in its order.
         secrets: values of the file's `secrets`, from the operator's environment.
         config, model: the model's configuration and what it says; None until it was found.
-        admission: why the deployment may be launched; None until that was decided.
         facts: of the hosts, in the same order; empty until they were asked.
-        planned: None until it was made.
+        reviewed: the Plan and what is to be said of it; None until it was made.
         running: whether processes of this deployment were found on a node.
         restart: whether what runs and is not as planned may be stopped.
         finished: whether the steps that follow have nothing to do.
@@ -41,9 +40,8 @@ class Deployment:
     secrets: Mapping[str, str] = field(default_factory=dict)
     config: ModelConfig | None = None
     model: ModelFacts | None = None
-    admission: Admission | None = None
     facts: list[HostFacts] = field(default_factory=list)
-    planned: Plan | None = None
+    reviewed: Review | None = None
     running: bool = False
     restart: bool = False
     finished: bool = False
@@ -56,8 +54,8 @@ class Deployment:
     @property
     def plan(self) -> Plan:
         """The Plan; it is a mistake of ours to ask before it was made."""
-        assert self.planned is not None
-        return self.planned
+        assert self.reviewed is not None
+        return self.reviewed.plan
 
     @cached_property
     def plugins(self) -> PluginBundle:

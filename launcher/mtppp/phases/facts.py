@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from mtppp.cluster import Cluster
+from mtppp.cluster import Node as ClusterNode
 from mtppp.console import Step
 from mtppp.errors import MtpppError
+from mtppp.gpus import GPU_TYPES
 from mtppp.hosts.facts import HostFacts
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
@@ -16,6 +18,8 @@ from mtppp.plan.build import node_ports
 from mtppp.plan.ports import listened
 
 MINIMUM_RAY = (2, 60)
+GPU_MEMORY_TOLERANCE = 0.03
+"""Share by which a driver's figure may differ from its type's: firmware and ECC take some."""
 
 
 class GatherFacts(WithoutTrace):
@@ -103,11 +107,25 @@ def _problems_of(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str
         yield f"no interface has the address {node.address}; it has {held}"
     if cluster.runtime.device == "cuda" and len(facts.gpus) < node.gpus:
         yield f"nodes[{index}].gpus is {node.gpus}, but the driver shows {len(facts.gpus)} GPUs"
+    yield from _wrong_gpus(node, facts)
     if facts.ports_taken:
         taken = ", ".join(str(port) for port in facts.ports_taken)
         yield f"something else listens on {taken}; set ray.base_port or serve.port to free ones"
     if cluster.model.is_path and facts.model_config is None:
         yield f"there is no {cluster.model.id}/config.json"
+
+
+def _wrong_gpus(node: ClusterNode, facts: HostFacts) -> Iterator[str]:
+    if node.gpu_type is None:
+        return
+    wanted = GPU_TYPES[node.gpu_type]
+    for gpu in dict.fromkeys(facts.gpus):
+        is_near = abs(gpu.memory / wanted.memory - 1) <= GPU_MEMORY_TOLERANCE
+        if gpu.compute_capability != wanted.compute_capability or not is_near:
+            yield (
+                f"gpu_type is {node.gpu_type}, but the driver shows {gpu.name} with "
+                f"{gpu.memory / 2**30:.1f} GiB and compute capability {gpu.compute_capability}"
+            )
 
 
 def _differences(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:

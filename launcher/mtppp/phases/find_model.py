@@ -16,32 +16,53 @@ from mtppp.model.config import ModelConfig, find_config, parse_config, semantic_
 from mtppp.model.facts import read_facts
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace
-from mtppp.plan.admission import admit
-from mtppp.plan.build import engine_spec
+from mtppp.plan.admission import refuse
+from mtppp.plan.review import early_refusals
 
 
 class FindModel(WithoutTrace):
     title = "model"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        config = _on_this_side(deployment.cluster.model)
-        if config is None:
-            step.note = f"{deployment.cluster.model.id}: to be read on the nodes"
-            return
-        settle(deployment, config)
-        step.note = f"{deployment.cluster.model.id} ({config.origin})"
+        read_model(deployment, step)
+        if deployment.model is not None:
+            refuse_early(deployment)
 
 
-def settle(deployment: Deployment, config: ModelConfig) -> None:
-    """Take this as the model's configuration.
+class ReadModel(WithoutTrace):
+    """The same, refusing nothing yet."""
+
+    title = "model"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        read_model(deployment, step)
+
+
+def read_model(deployment: Deployment, step: Step) -> None:
+    """Find the configuration, unless only the nodes have it."""
+    config = _on_this_side(deployment.cluster.model)
+    if config is None:
+        step.note = f"{deployment.cluster.model.id}: to be read on the nodes"
+        return
+    take(deployment, config)
+    step.note = f"{deployment.cluster.model.id} ({config.origin})"
+
+
+def take(deployment: Deployment, config: ModelConfig) -> None:
+    """Take this as the model's configuration."""
+    deployment.config = config
+    deployment.model = read_facts(config.values)
+
+
+def refuse_early(deployment: Deployment) -> None:
+    """Refuse what needs no host to be refused.
 
     Raises:
         Refused: with this model, the deployment is known to be wrong, or is not proven.
     """
-    deployment.config = config
-    deployment.model = read_facts(config.values)
-    spec = engine_spec(deployment.cluster, family=deployment.model.model_type)
-    deployment.admission = admit(spec)
+    cluster, model = deployment.cluster, deployment.model
+    assert model is not None
+    refuse(f"{model.model_type} on vLLM {cluster.runtime.vllm}", early_refusals(cluster, model))
 
 
 def _on_this_side(model: Model) -> ModelConfig | None:

@@ -4,34 +4,55 @@ from __future__ import annotations
 
 from mtppp.console import Step
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.find_model import compare_nodes, on_nodes, settle
+from mtppp.phases.find_model import compare_nodes, on_nodes, take
 from mtppp.phases.phase import WithoutTrace
-from mtppp.plan.build import build_plan
+from mtppp.plan.admission import refuse
+from mtppp.plan.partition import in_words
+from mtppp.plan.review import Review, review
 
 
 class MakePlan(WithoutTrace):
+    """A Plan that nothing speaks against."""
+
     title = "plan"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        cluster = deployment.cluster
-        hosts = [node.host for node in deployment.nodes]
-        if deployment.config is None:
-            settle(deployment, on_nodes(cluster.model, hosts, deployment.facts))
-        assert deployment.config is not None
-        assert deployment.model is not None
-        assert deployment.admission is not None
-        compare_nodes(deployment.config, hosts, deployment.facts)
-        plan = build_plan(
-            cluster,
-            model=deployment.model,
-            admission=deployment.admission,
-            bundle=deployment.plugins.name,
-            facts=deployment.facts,
-        )
-        deployment.planned = plan
-        layers = "/".join(str(count) for count in plan.layer_partition)
-        step.note = (
-            f"TP{plan.tensor} x PP{plan.pipeline}, layers {layers}, "
-            f"{f'MTP k={plan.draft_tokens}' if plan.draft_tokens else 'no speculation'}; "
-            f"{plan.evidence}"
-        )
+        reviewed = make_plan(deployment)
+        refuse(reviewed.subject, reviewed.refusals)
+        step.note = _summary(reviewed)
+
+
+class ReviewPlan(WithoutTrace):
+    """The same, refusing nothing: to look at."""
+
+    title = "plan"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        step.note = _summary(make_plan(deployment))
+
+
+def make_plan(deployment: Deployment) -> Review:
+    """Make the Plan from what is known of model and hosts."""
+    cluster = deployment.cluster
+    hosts = [node.host for node in deployment.nodes]
+    if deployment.config is None:
+        take(deployment, on_nodes(cluster.model, hosts, deployment.facts))
+    assert deployment.config is not None
+    assert deployment.model is not None
+    compare_nodes(deployment.config, hosts, deployment.facts)
+    deployment.reviewed = review(
+        cluster,
+        model=deployment.model,
+        bundle=deployment.plugins.name,
+        facts=deployment.facts,
+    )
+    return deployment.reviewed
+
+
+def _summary(reviewed: Review) -> str:
+    plan = reviewed.plan
+    layers = in_words(plan.layer_partition)
+    drafts = f"MTP k={plan.draft_tokens}" if plan.draft_tokens else "no speculation"
+    warnings = len(reviewed.warnings)
+    more = f"; {warnings} warning{'s' * (warnings > 1)}, see `mtppp plan`" if warnings else ""
+    return f"TP{plan.tensor} x PP{plan.pipeline}, layers {layers}, {drafts}; {plan.evidence}{more}"

@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mtppp.errors import Refused
 from mtppp_patches.engine_spec import EngineSpec
-from mtppp_patches.support import admissible
+from mtppp_patches.support import Evidence, Refusal, admissible
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Why a deployment is allowed.
+    """What is known of a combination of model, release and parallelism.
 
     Attributes:
-        evidence: one line, for the Plan and for `status`.
-        at_own_risk: codes of refusals that the file overrides.
+        refusals: what stands in the way; empty when it may be launched.
+        overridden: refusals that the file's `at_own_risk` overrides.
+        proofs: what was shown, by name of patch and under "decode".
     """
 
-    evidence: str
-    at_own_risk: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    overridden: tuple[Refusal, ...] = ()
+    proofs: Mapping[str, Evidence] = field(default_factory=dict)
+
+    @property
+    def evidence(self) -> str:
+        """One line, for the Plan and for `status`."""
+        if self.refusals:
+            return "not proven"
+        proven = ", ".join(f"{what}: {proof.level}" for what, proof in self.proofs.items())
+        return f"evidence {proven}" if proven else "as vLLM ships it"
 
 
-def admit(spec: EngineSpec) -> Admission:
-    """Decide by the table that comes with the patches.
+def consider(spec: EngineSpec) -> Admission:
+    """Decide by the table that comes with the patches."""
+    verdict = admissible(spec)
+    return Admission(verdict.refusals, verdict.at_own_risk, verdict.evidence)
+
+
+def refuse(subject: str, refusals: Sequence[Refusal]) -> None:
+    """Pass only when there is nothing to refuse.
+
+    Args:
+        subject: what is refused, for the message.
 
     Raises:
         Refused: with each reason and the way out.
     """
-    verdict = admissible(spec)
-    if not verdict.allowed:
-        first = verdict.refusals[0]
-        overridable = [refusal.code for refusal in verdict.refusals if refusal.overridable]
-        risk = f"; `at_own_risk: [{', '.join(overridable)}]` goes ahead all the same"
-        raise Refused(
-            f"{spec.model_type} on vLLM {spec.release}: {first.reason}",
-            details=[refusal.reason for refusal in verdict.refusals[1:]],
-            hint=verdict.way_out + (risk if len(overridable) == len(verdict.refusals) else ""),
-        )
-    proven = ", ".join(f"{what}: {found.level}" for what, found in verdict.evidence.items())
-    risks = tuple(refusal.code for refusal in verdict.at_own_risk)
-    return Admission(
-        evidence=f"evidence {proven}" if proven else "as vLLM ships it",
-        at_own_risk=risks,
+    if not refusals:
+        return
+    first, *others = refusals
+    ways_out = list(dict.fromkeys(refusal.way_out for refusal in refusals if refusal.way_out))
+    if all(refusal.overridable for refusal in refusals):
+        codes = ", ".join(dict.fromkeys(refusal.code for refusal in refusals))
+        ways_out.append(f"`at_own_risk: [{codes}]` goes ahead all the same")
+    raise Refused(
+        f"{subject}: {first.reason}",
+        details=[refusal.reason for refusal in others],
+        hint="; ".join(ways_out),
     )

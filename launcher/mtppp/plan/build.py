@@ -10,11 +10,9 @@ from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories
 from mtppp.plan.admission import Admission
-from mtppp.plan.costs import best_cut
 from mtppp.plan.environment import node_environment
-from mtppp.plan.layout import assign_ranks, cut_into_stages
-from mtppp.plan.memory import DEFAULT_UTILISATION, Gpu, Serving
-from mtppp.plan.partition import refuse_illegal
+from mtppp.plan.layout import cut_into_stages
+from mtppp.plan.memory import Serving
 from mtppp.plan.plan import Command, NodePlan, Plan, Rank, RayPorts
 from mtppp.plan.ports import base_of, ray_ports
 from mtppp_patches.engine_spec import EngineSpec
@@ -32,27 +30,24 @@ def build_plan(
     *,
     model: ModelFacts,
     admission: Admission,
+    layer_partition: Sequence[int],
+    ranks: tuple[Rank, ...],
     bundle: str,
     facts: Sequence[HostFacts],
 ) -> Plan:
-    """The Plan of one deployment.
+    """The Plan of one deployment; that it may be launched is for the caller to see to.
 
     Args:
         model: facts of the model.
-        admission: why this combination is allowed.
+        admission: what is known of this combination.
+        layer_partition: layers of each stage.
+        ranks: where each is.
         bundle: name of the plugins' directory.
         facts: of the nodes, in the order of the file.
-
-    Raises:
-        ConfigurationError: the ranks do not fit on the nodes.
     """
     parallel = cluster.parallel
     family = model.model_type
     draft_tokens = cluster.speculative.tokens if cluster.speculative else 0
-    ranks = assign_ranks(
-        [node.gpus for node in cluster.nodes], tensor=parallel.tensor, pipeline=parallel.pipeline
-    )
-    layer_partition = choose_partition(cluster, model, ranks, facts)
     spec = engine_spec(
         cluster,
         family=family,
@@ -90,7 +85,7 @@ def build_plan(
         nodes=nodes,
         patches=spec.patches,
         evidence=admission.evidence,
-        at_own_risk=admission.at_own_risk,
+        at_own_risk=tuple(refusal.code for refusal in admission.overridden),
         placement=Command(
             role="placement",
             argv=commands.placement(python=head.python, timeout=PLACEMENT_TIMEOUT),
@@ -120,29 +115,6 @@ def build_plan(
     )
 
 
-def choose_partition(
-    cluster: Cluster, model: ModelFacts, ranks: Sequence[Rank], facts: Sequence[HostFacts]
-) -> tuple[int, ...]:
-    """Layers per stage: the file's if it is legal, else the best cut there is.
-
-    Raises:
-        Refused: the file's begins a stage inside a coupling, or no cut fits into the GPUs.
-        ConfigurationError: the file's is no partition of the model's layers, or `auto` cannot
-            know the model's layers.
-    """
-    given = cluster.parallel.layer_partition
-    if given != "auto":
-        refuse_illegal(given, model.layer_count, model.couplings)
-        return given
-    if cluster.parallel.pipeline == 1:
-        return (model.layer_count,)
-    gpus = [
-        _smallest_gpu(cluster, facts, {rank.node for rank in ranks if rank.stage == stage})
-        for stage in range(cluster.parallel.pipeline)
-    ]
-    return best_cut(model, serving(cluster), gpus).counts
-
-
 def serving(cluster: Cluster) -> Serving:
     """How the file says the model is served, as far as memory and time depend on it."""
     args = cluster.serve.args
@@ -159,16 +131,6 @@ def serving(cluster: Cluster) -> Serving:
         release=cluster.runtime.vllm,
         **{name: value for name, value in given.items() if value is not None},
     )
-
-
-def _smallest_gpu(cluster: Cluster, facts: Sequence[HostFacts], nodes: set[int]) -> Gpu:
-    """The smallest GPU of these nodes; without GPUs, memory is not what limits a cut."""
-    memory = [gpu.memory for node in nodes for gpu in facts[node].gpus]
-    if cluster.runtime.device == "cpu" or not memory:
-        return Gpu(memory=2**50)
-    utilisation = cluster.serve.args.get("gpu-memory-utilization", DEFAULT_UTILISATION)
-    assert isinstance(utilisation, float | int)
-    return Gpu(memory=min(memory), utilisation=float(utilisation))
 
 
 def node_ports(cluster: Cluster) -> tuple[RayPorts, ...]:

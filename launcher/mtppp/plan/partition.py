@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from mtppp.errors import ConfigurationError, Refused
 from mtppp.model.couplings import Couplings
@@ -117,7 +117,19 @@ class Partition:
         return min(stage.tokens for stage in self.stages)
 
     def __str__(self) -> str:
-        return "/".join(map(str, self.counts))
+        return in_words(self.counts)
+
+
+_LISTED = 8
+
+
+def in_words(counts: Sequence[int]) -> str:
+    """Layers of each stage: "42/36"; of many stages "28 stages of 2, 36 of 1"."""
+    if len(counts) <= _LISTED:
+        return "/".join(map(str, counts))
+    runs = [(layers, len(list(run))) for layers, run in groupby(counts)]
+    (layers, stages), *others = runs
+    return ", ".join([f"{stages} stages of {layers}", *(f"{n} of {size}" for size, n in others)])
 
 
 @dataclass(frozen=True)
@@ -399,9 +411,13 @@ class _Search:
         return range(begin + 1, len(self._edges) - self._stages + stage + 1)
 
 
-def explain(problem: Problem, chosen: Partition) -> tuple[str, ...]:
-    """Why this cut: what limits it, and what vLLM's own would have been. One sentence a line."""
-    lines = [f"{chosen}: {_summary(chosen)}"]
+def explain(problem: Problem, chosen: Partition, *, memory_known: bool = True) -> tuple[str, ...]:
+    """Why this cut: what limits it, and what vLLM's own would have been. One sentence a line.
+
+    Args:
+        memory_known: the hosts' memory is their GPUs'; if not, nothing is said of room.
+    """
+    lines = [f"{chosen}: {_summary(chosen, memory_known)}"]
     if problem.couplings.items:
         lines.append(
             f"stages may begin at {len(problem.couplings.legal_starts(len(problem.layers)))} of "
@@ -417,14 +433,19 @@ def explain(problem: Problem, chosen: Partition) -> tuple[str, ...]:
     if violations:
         lines.append(f"vLLM's own cut {default} is illegal: {violations[0]}")
     else:
-        lines.append(f"vLLM's own cut {default} is legal: {_summary(default)}")
+        lines.append(f"vLLM's own cut {default} is legal: {_summary(default, memory_known)}")
     if default.time and not violations:
         lines.append(f"its slowest stage takes {default.time / chosen.time - 1:+.1%} time")
     return tuple(lines)
 
 
-def _summary(partition: Partition) -> str:
+def _summary(partition: Partition, memory_known: bool) -> str:
     slowest = max(range(len(partition.stages)), key=lambda stage: partition.stages[stage].time)
+    total = sum(stage.time for stage in partition.stages)
+    load = f"{partition.time * len(partition.stages) / total - 1:.1%}" if total else "0.0%"
+    summary = f"stage {slowest} is the slowest, {load} above the mean"
+    if not memory_known:
+        return summary
     fullest = min(range(len(partition.stages)), key=lambda stage: partition.stages[stage].tokens)
     tokens = partition.stages[fullest].tokens
     room = (
@@ -432,11 +453,6 @@ def _summary(partition: Partition) -> str:
         if tokens < 0
         else "room for any number of tokens"
         if tokens == UNLIMITED
-        else f"room for {tokens} tokens"
+        else f"room for {tokens:,} tokens"
     )
-    total = sum(stage.time for stage in partition.stages)
-    load = f"{partition.time * len(partition.stages) / total - 1:.1%}" if total else "0.0%"
-    return (
-        f"stage {slowest} is the slowest, {load} above the mean; "
-        f"stage {fullest} the fullest, {room}"
-    )
+    return f"{summary}; stage {fullest} the fullest, {room}"

@@ -1,0 +1,113 @@
+"""Look at a deployment without changing anything: what would be planned, and what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mtppp.console import Step
+from mtppp.errors import ConfigurationError, MtpppError, RemoteCommandFailed
+from mtppp.hosts.facts import HostFacts
+from mtppp.phases.connect import Connect
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.facts import gather
+from mtppp.phases.find_model import ReadModel
+from mtppp.phases.make_plan import ReviewPlan
+from mtppp.phases.phase import Phase, WithoutTrace, on_each
+from mtppp.phases.ship import PLAN_FILE
+from mtppp.plan import directories
+from mtppp.plan.plan import Plan
+
+
+class AssumeHosts(WithoutTrace):
+    """What the file says of the hosts, in place of asking them."""
+
+    title = "hosts"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        cluster = deployment.cluster
+        if deployment.model is None:
+            raise ConfigurationError(
+                f"{cluster.model.id} is on the nodes only",
+                hint="plan with --connect, or name its config.json here in model.config",
+            )
+        deployment.facts = [
+            HostFacts.assumed(
+                host=node.host,
+                address=node.address,
+                python=cluster.runtime.python,
+                vllm=cluster.runtime.vllm,
+                gpus=node.gpus,
+                gpu=node.gpu_type,
+            )
+            for node in cluster.nodes
+        ]
+        step.note = "not asked"
+
+
+class AskHosts(WithoutTrace):
+    """Facts of all hosts, whatever they are. Ports that this deployment itself holds are free."""
+
+    title = "hosts"
+
+    def run(self, deployment: Deployment, step: Step) -> None:
+        facts = gather(deployment)
+        deployment.facts = facts
+        running = running_on(deployment)
+        deployment.facts = [
+            replace(fact, ports_taken=()) if running[index] else fact
+            for index, fact in enumerate(facts)
+        ]
+        busy = [node.host for index, node in enumerate(deployment.nodes) if running[index]]
+        step.note = f"runs on {', '.join(busy)}" if busy else "does not run"
+
+
+WITHOUT_HOSTS: tuple[Phase, ...] = (ReadModel(), AssumeHosts(), ReviewPlan())
+WITH_HOSTS: tuple[Phase, ...] = (ReadModel(), Connect(), AskHosts(), ReviewPlan())
+
+
+def running_on(deployment: Deployment) -> list[bool]:
+    """For each node, whether processes of the deployment run there."""
+    found: dict[int, bool] = {}
+
+    def look(index: int) -> None:
+        processes = deployment.nodes[index].processes(_directory(deployment, index))
+        found[index] = bool(processes["marked"])
+
+    on_each(range(len(deployment.nodes)), look)
+    return [found[index] for index in range(len(deployment.nodes))]
+
+
+def running_plan(deployment: Deployment) -> Mapping[str, Any] | None:
+    """The fields of the Plan that runs, as its nodes keep it; None when none runs.
+
+    Raises:
+        RemoteCommandFailed: a node runs it and has no Plan that can be read.
+        MtpppError: two nodes have different ones.
+    """
+    plans: dict[str, dict[str, Any]] = {}
+    for index, runs in enumerate(running_on(deployment)):
+        if runs:
+            node = deployment.nodes[index]
+            path = f"{_directory(deployment, index)}/{PLAN_FILE}"
+            plans[node.host] = _fields(node.host, path, node.read(path).get(path))
+    first = next(iter(plans.values()), None)
+    for host, plan in plans.items():
+        if plan != first:
+            raise MtpppError(
+                f"{host} runs another Plan than {next(iter(plans))}",
+                hint="`mtppp stop` and launch again",
+            )
+    return first
+
+
+def _fields(host: str, path: str, text: str | None) -> dict[str, Any]:
+    try:
+        return Plan.fields_of(text or "")
+    except ValueError:
+        raise RemoteCommandFailed(host, f"{path} is no Plan") from None
+
+
+def _directory(deployment: Deployment, index: int) -> str:
+    return directories.run_directory(deployment.facts[index].uid, deployment.cluster.name, index)
