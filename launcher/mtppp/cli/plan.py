@@ -17,11 +17,10 @@ from mtppp.cli.plan_page import page
 from mtppp.cli.plan_view import view
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, Refused
-from mtppp.phases.facts import problems
+from mtppp.phases.facts import host_problems
 from mtppp.phases.phase import run_phases
 from mtppp.phases.preview import WITH_HOSTS, WITHOUT_HOSTS, running_plan
 from mtppp.plan.differences import Difference, differences
-from mtppp.plan.plan import Plan
 from mtppp.plan.report import report
 from mtppp.plan.review import Review
 
@@ -65,10 +64,10 @@ def command(
     if html_file is not None:
         _write(html_file, page(reviewed))
     if diff:
-        found = None if running is None else differences(running, _fields(target.plan))
+        found = None if running is None else differences(running, target.plan.fields())
         _show_differences(found, as_json=as_json)
         sys.exit(DIFFERENT if found is None or found else 0)
-    wrong = list(problems(target.cluster, target.facts)) if connect else []
+    wrong = host_problems(target) if connect else []
     _show(reviewed, wrong, as_json=as_json)
     sys.exit(_status(reviewed, wrong))
 
@@ -105,11 +104,6 @@ def _show_differences(found: Sequence[Difference] | None, *, as_json: bool) -> N
         click.echo("what runs is as planned")
     else:
         click.echo("\n".join(str(difference) for difference in found))
-
-
-def _fields(plan: Plan) -> dict[str, object]:
-    """As a node's copy of the Plan is read: tuples have become lists."""
-    return Plan.fields_of(plan.to_json())
 
 
 def _write(file: Path, text: str) -> None:

@@ -74,7 +74,8 @@ th:first-child, td:first-child { text-align: left; }
 details { margin: .3rem 0; } summary { cursor: pointer; overflow-wrap: anywhere; }
 pre { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; margin: .3rem 0;
   padding: .5rem .75rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
-@media (max-width: 50rem) { .stage, .compact .stage { grid-template-columns: minmax(0, 1fr); gap: .3rem; }
+@media (max-width: 50rem) {
+  .stage, .compact .stage { grid-template-columns: minmax(0, 1fr); gap: .3rem; }
   .ruler { display: none; } .compact .ranks { display: none; } }
 """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,19 @@ class GpuFacts:
     memory: int
     compute_capability: str
 
+    @classmethod
+    def of_type(cls, name: str) -> GpuFacts:
+        """A GPU of one of GPU_TYPES, as its driver would show it."""
+        kind = GPU_TYPES[name]
+        return cls(name, kind.memory, kind.compute_capability)
+
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """One host as its own python saw it.
 
     Attributes:
-        hostname, user, uid: who we are there; `uid` is text in facts that were assumed.
+        hostname, user, uid: who we are there; where nobody was asked, what stands for it.
         path: PATH of a login there.
         python: absolute path of the interpreter that answered.
         python_version: such as "3.11.7".
@@ -64,29 +70,24 @@ class HostFacts:
 
     @classmethod
     def assumed(
-        cls, *, host: str, address: str, python: str, vllm: str, gpus: int, gpu: str | None
+        cls, address: str, *, python: str, vllm: str, gpus: Sequence[GpuFacts] = ()
     ) -> HostFacts:
-        """Facts of a host that nobody asked: what only the host knows is `<text in brackets>`.
+        """A host that nobody asked, for a Plan made without one.
 
-        Args:
-            vllm: the release that the host must have.
-            gpus: how many it must have.
-            gpu: their type, one of GPU_TYPES; None: no GPU is known, and `gpus` stays empty.
+        What only the host could tell is a placeholder in angle brackets, which no shell and no
+        program would take for a value.
         """
-        kind = GPU_TYPES[gpu] if gpu else None
         return cls(
-            hostname=host,
-            user=f"<user on {host}>",
+            hostname=f"<hostname of {address}>",
+            user="<user>",
             uid="<uid>",
-            path=f"<PATH of {host}>",
-            python=f"<home>{python[1:]}" if python.startswith("~/") else python,
-            python_version="",
+            path="<PATH>",
+            python=python,
+            python_version="<version>",
             versions={"vllm": vllm, "ray": None, "torch": None},
             interface=f"<interface of {address}>",
             addresses=(),
-            gpus=(GpuFacts(gpu, kind.memory, kind.compute_capability),) * gpus
-            if gpu and kind
-            else (),
+            gpus=tuple(gpus),
             ports_taken=(),
             shm_bytes=0,
             model_config=None,

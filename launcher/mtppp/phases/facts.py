@@ -29,12 +29,8 @@ class GatherFacts(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         deployment.facts = gather(deployment)
-        deployment.running = _is_running(deployment)
-        facts = deployment.facts
-        if deployment.running:
-            # Its ports are taken by itself.
-            facts = [replace(fact, ports_taken=()) for fact in facts]
-        found = list(problems(deployment.cluster, facts))
+        deployment.running = is_running(deployment)
+        found = host_problems(deployment)
         if found:
             raise MtpppError(
                 "the hosts are not as the file says" if len(found) > 1 else found[0],
@@ -66,7 +62,7 @@ def gather(deployment: Deployment) -> list[HostFacts]:
     return [answers[index] for index in range(len(deployment.nodes))]
 
 
-def _is_running(deployment: Deployment) -> bool:
+def is_running(deployment: Deployment) -> bool:
     """Whether any node has live processes of this deployment."""
     name = deployment.cluster.name
     running: list[str] = []
@@ -78,6 +74,15 @@ def _is_running(deployment: Deployment) -> bool:
 
     on_each(range(len(deployment.nodes)), look)
     return bool(running)
+
+
+def host_problems(deployment: Deployment) -> list[str]:
+    """What on the hosts is not as the file needs it, once they were asked."""
+    facts = deployment.facts
+    if deployment.running:
+        # Its ports are taken by itself.
+        facts = [replace(fact, ports_taken=()) for fact in facts]
+    return list(problems(deployment.cluster, facts))
 
 
 def problems(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from mtppp.console import Step
 from mtppp.errors import ConfigurationError, MtpppError, RemoteCommandFailed
-from mtppp.hosts.facts import HostFacts
+from mtppp.hosts.facts import GpuFacts, HostFacts
 from mtppp.phases.connect import Connect
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.facts import gather
+from mtppp.phases.facts import gather, is_running
 from mtppp.phases.find_model import ReadModel
 from mtppp.phases.make_plan import ReviewPlan
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
-from mtppp.phases.ship import PLAN_FILE
+from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.plan import directories
 from mtppp.plan.plan import Plan
 
@@ -32,14 +31,13 @@ class AssumeHosts(WithoutTrace):
                 f"{cluster.model.id} is on the nodes only",
                 hint="plan with --connect, or name its config.json here in model.config",
             )
+        python = cluster.runtime.python
         deployment.facts = [
             HostFacts.assumed(
-                host=node.host,
-                address=node.address,
-                python=cluster.runtime.python,
+                node.address,
+                python=f"<home>{python[1:]}" if python.startswith("~/") else python,
                 vllm=cluster.runtime.vllm,
-                gpus=node.gpus,
-                gpu=node.gpu_type,
+                gpus=[GpuFacts.of_type(node.gpu_type)] * node.gpus if node.gpu_type else (),
             )
             for node in cluster.nodes
         ]
@@ -47,20 +45,14 @@ class AssumeHosts(WithoutTrace):
 
 
 class AskHosts(WithoutTrace):
-    """Facts of all hosts, whatever they are. Ports that this deployment itself holds are free."""
+    """Facts of all hosts, whatever they are."""
 
     title = "hosts"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        facts = gather(deployment)
-        deployment.facts = facts
-        running = running_on(deployment)
-        deployment.facts = [
-            replace(fact, ports_taken=()) if running[index] else fact
-            for index, fact in enumerate(facts)
-        ]
-        busy = [node.host for index, node in enumerate(deployment.nodes) if running[index]]
-        step.note = f"runs on {', '.join(busy)}" if busy else "does not run"
+        deployment.facts = gather(deployment)
+        deployment.running = is_running(deployment)
+        step.note = "the deployment runs" if deployment.running else "the deployment does not run"
 
 
 WITHOUT_HOSTS: tuple[Phase, ...] = (ReadModel(), AssumeHosts(), ReviewPlan())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from mtppp.console import Step
 from mtppp.errors import MtpppError
@@ -13,6 +11,7 @@ from mtppp.phases.phase import WithoutTrace, on_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.phases.status import ask
 from mtppp.phases.stop import stop_node
+from mtppp.plan.differences import differences
 from mtppp.plan.plan import Plan
 
 
@@ -25,16 +24,17 @@ class CompareWithRunning(WithoutTrace):
         if not deployment.running:
             step.note = "nothing yet"
             return
-        changed = sorted(set(_changes(deployment)))
+        changed = list(dict.fromkeys(_changes(deployment)))
         status = ask(deployment)
         if not changed and status.state == "serving":
             deployment.finished = True
             step.note = f"as planned, {status.explanation}; nothing was changed"
             return
-        reason = f"differs in {', '.join(changed)}" if changed else status.explanation
+        reason = changed[0] if changed else status.explanation
         if not deployment.restart:
             raise MtpppError(
                 f"{deployment.cluster.name} runs already, but not as planned: {reason}",
+                details=changed[1:],
                 hint="`--restart` stops it and launches it anew",
             )
         stop_node(*deployment.head)
@@ -43,13 +43,8 @@ class CompareWithRunning(WithoutTrace):
 
 
 def _changes(deployment: Deployment) -> Iterator[str]:
-    """Names of the Plan's fields that differ from what some node was launched with."""
+    """How the Plan differs from what some node was launched with."""
     for node, planned in deployment.members:
         held = node.read(f"{planned.directory}/{PLAN_FILE}")
         for text in held.values():
-            yield from changed_fields(Plan.fields_of(text), json.loads(deployment.plan.to_json()))
-
-
-def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Names of the fields whose values differ between two Plans, as JSON."""
-    return [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+            yield from map(str, differences(Plan.fields_of(text), deployment.plan.fields()))

@@ -143,6 +143,10 @@ class Plan:
         """The Plan as JSON with sorted keys; equal Plans give equal text."""
         return json.dumps(asdict(self), indent=2, sort_keys=True)
 
+    def fields(self) -> dict[str, Any]:
+        """The fields as `fields_of` reads them: tuples have become lists."""
+        return self.fields_of(self.to_json())
+
     @staticmethod
     def fields_of(text: str) -> dict[str, Any]:
         """The fields of a Plan written by `to_json`."""
