@@ -237,6 +237,9 @@ _CONDITIONS: Mapping[str, _Condition] = {
         and spec.expert_parallel
         and min(spec.data_parallel, spec.tensor, spec.pipeline) > 1
     ),
+    "unproven_parallelism": lambda spec, patches, family: (
+        spec.pipeline > 1 and (spec.data_parallel > 1 or spec.expert_parallel)
+    ),
     "eplb_pipeline": lambda spec, patches, family: spec.eplb and spec.pipeline > 1,
     "eplb_mtp": lambda spec, patches, family: spec.eplb and spec.mtp,
 }

@@ -121,6 +121,8 @@ def test_without_speculation_decoding_evidence_is_not_asked_for() -> None:
         ({"async_scheduling": False}, "sync_scheduling"),
         ({"speculative": Speculative("eagle3", 3)}, "speculative_method"),
         ({"eplb": True}, "eplb_pipeline"),
+        ({"data_parallel": 2}, "unproven_parallelism"),
+        ({"expert_parallel": True}, "unproven_parallelism"),
         ({"eplb": True, "pipeline": 1}, "eplb_mtp"),
         (
             {"model_type": "glm_moe_dsa", "data_parallel": 2, "expert_parallel": True},
