@@ -3,7 +3,7 @@
 All of it is synthesised here, except for passages of the Apache License 2.0 read from `LICENSE`.
 Every answer follows from its question, so that a trained model is sure of most of its tokens.
 
-    python scripts/demo_text.py > cluster_configs/models/demo-prompts.json
+    python scripts/demo_model/text.py > cluster_configs/models/demo-prompts.json
 """
 
 import json
@@ -35,16 +35,21 @@ PROMPTS_PER_TASK = 16
 PROMPTS_SEED = 20240607
 MAX_NEW_TOKENS = 48
 
-NUMBERS = (
+
+def words(line: str) -> list[str]:
+    return line.split()
+
+
+NUMBERS = words(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
     "fifteen sixteen seventeen eighteen nineteen"
-).split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-NAMES = "Ann Bob Cleo Dan Eve Finn Gus Hana Ivo June Kai Lena Max Nora Otto Pia".split()
-WORDS = (
-    "apple bread cloud drum ember flute grape house iron jade kite lemon moon nest olive pearl "
-    "quill river stone tiger umbra violin water yarn zebra"
-).split()
+)
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+NAMES = words("Ann Bob Cleo Dan Eve Finn Gus Hana Ivo June Kai Lena Max Nora Otto Pia")
+WORDS = words(
+    "apple bread cloud drum ember flute grape house iron jade kite lemon moon nest olive "
+    "pearl quill river stone tiger umbra violin water yarn zebra"
+)
 CAPITALS = {
     "Austria": "Vienna",
     "Chile": "Santiago",
@@ -207,7 +212,7 @@ COMPLETION_TASKS: tuple[Task, ...] = (counting, spelled_sequence, cycle, table, 
 
 def licence_text() -> str:
     """The repository's licence, Apache-2.0, as one line."""
-    path = Path(__file__).resolve().parent.parent / "LICENSE"
+    path = Path(__file__).resolve().parents[2] / "LICENSE"
     return " ".join(path.read_text(encoding="utf-8").split())
 
 

@@ -1,0 +1,166 @@
+"""The two families at the demo's size, and their multi-token-prediction layer."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DynamicCache,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RMSNorm,
+    DeepseekV3TopkRouter,
+)
+from transformers.models.glm4_moe.modeling_glm4_moe import (
+    Glm4MoeDecoderLayer,
+    Glm4MoeRMSNorm,
+    Glm4MoeTopkRouter,
+)
+
+from demo_model import text
+from demo_model.data import VOCABULARY
+
+HIDDEN = 128
+LAYERS = 6
+
+
+@dataclass(frozen=True)
+class Family:
+    """The classes transformers has for a model type, and the sizes the demo gives it."""
+
+    config: PreTrainedConfig
+    model: type[PreTrainedModel]
+    layer: type[nn.Module]
+    norm: type[nn.Module]
+    router: type[nn.Module]
+
+
+def common_sizes() -> dict[str, Any]:
+    """Sizes of both families: heads, experts and intermediate sizes divide by TP 4."""
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 64,
+        "num_hidden_layers": LAYERS,
+        "num_nextn_predict_layers": 1,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.05,
+        "bos_token_id": text.SPECIAL_TOKENS.index(text.BOS),
+        "eos_token_id": text.SPECIAL_TOKENS.index(text.EOS),
+        "pad_token_id": text.SPECIAL_TOKENS.index(text.PAD),
+        "attn_implementation": "sdpa",
+        "dtype": "float32",
+    }
+
+
+def glm4_moe() -> Family:
+    """GLM-4.5's layout: grouped-query attention with biases, sigmoid routing."""
+    config = Glm4MoeConfig(
+        **common_sizes(),
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        attention_bias=True,
+        use_qk_norm=True,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=1.0,
+        rms_norm_eps=1e-5,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    )
+    return Family(
+        config, Glm4MoeForCausalLM, Glm4MoeDecoderLayer, Glm4MoeRMSNorm, Glm4MoeTopkRouter
+    )
+
+
+def deepseek_v3() -> Family:
+    """DeepSeek-V3's layout: multi-head latent attention, sigmoid routing by groups.
+
+    vLLM's CPU kernel for latent attention exists only for DeepSeek's own latent size, 512 + 64.
+    """
+    config = DeepseekV3Config(
+        **common_sizes(),
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=64,
+        v_head_dim=32,
+        n_group=2,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        moe_layer_freq=1,
+        rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    return Family(
+        config,
+        DeepseekV3ForCausalLM,
+        DeepseekV3DecoderLayer,
+        DeepseekV3RMSNorm,
+        DeepseekV3TopkRouter,
+    )
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {"glm4_moe": glm4_moe, "deepseek_v3": deepseek_v3}
+
+
+class MtpLayer(nn.Module):
+    """The multi-token-prediction layer: drafts from a hidden state and the token after it."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        config = family.config
+        self.enorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hnorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        # Any index past the dense layers makes this a layer with experts, as vLLM has it.
+        self.block = family.layer(config, config.num_hidden_layers - 1)
+        self.block.self_attn.layer_idx = 0  # its place in the cache of `draft_losses`
+        self.norm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
+        # vLLM feeds the next draft this layer's output from before this norm (glm4_moe) or from
+        # after it (deepseek_v3). With unit weights `hnorm` makes the same of both.
+        self.norm.weight.requires_grad_(requires_grad=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=config.initializer_range)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        embedded: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: DynamicCache,
+    ) -> Tensor:
+        joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
+        output: Tensor = self.block(
+            joined,
+            attention_mask=mask,
+            position_embeddings=position_embeddings,
+            past_key_values=cache,
+        )
+        return output
