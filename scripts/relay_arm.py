@@ -13,7 +13,8 @@ A job:
     result      where to write
 
 The result of generating, per scenario and request: prompt (ids), steps (the tokens of each engine
-step that yielded some), text, finish ("stop", "length", "abort"); preemptions per scenario; counters of the engine.
+step that yielded some), text, finish ("stop", "length", "abort"); preemptions per scenario;
+counters of the engine.
 The result of scoring, per sequence and token: gap (logprob of the best token minus logprob of this
 one, nats) and best (probability of the best token).
 """

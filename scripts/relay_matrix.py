@@ -19,7 +19,8 @@ With --faults each candidate also runs with each of these faults of tests/faults
 wrong.
 
 The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise. Runs on two
-CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 if candidates are right and faults are found, 1 otherwise.
+CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 if all candidates are right and
+all faults are found, 1 otherwise.
 """
 
 from __future__ import annotations
