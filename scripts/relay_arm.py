@@ -13,7 +13,8 @@ A job:
     result      where to write
 
 The result of generating, per scenario and request: prompt (ids), steps (the tokens of each engine
-step that yielded some), text, finish ("stop", "length", "abort"); and counters of the engine.
+step that yielded some), text, finish ("stop", "length", "abort"); preemptions per scenario;
+counters of the engine.
 The result of scoring, per sequence and token: gap (logprob of the best token minus logprob of this
 one, nats) and best (probability of the best token).
 """
@@ -248,12 +249,14 @@ def main() -> None:
         result: Any = score(llm, job["score"])
     else:
         prompts = Prompts(Path(job["prompts"]), llm.get_tokenizer())
+        scenarios, preemptions = {}, {}
+        for name in job["scenarios"]:
+            before = metric(llm, "vllm:num_preemptions")
+            scenarios[name] = [vars(answer) for answer in generate(llm, name, prompts)]
+            preemptions[name] = metric(llm, "vllm:num_preemptions") - before
         result = {
-            "scenarios": {
-                name: [vars(answer) for answer in generate(llm, name, prompts)]
-                for name in job["scenarios"]
-            },
-            "preemptions": metric(llm, "vllm:num_preemptions"),
+            "scenarios": scenarios,
+            "preemptions": preemptions,
             "prefix_hits": metric(llm, "vllm:prefix_cache_hits"),
             "drafts": metric(llm, "vllm:spec_decode_num_drafts"),
             "accepted": metric(llm, "vllm:spec_decode_num_accepted_tokens"),

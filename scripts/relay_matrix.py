@@ -3,7 +3,7 @@
 
     scripts/relay_matrix.py 0.29.0 cluster_configs/models/demo-glm4-moe
     scripts/relay_matrix.py 0.29.0 MODEL --candidates pp2-k3 --scenarios aborts,structured
-    scripts/relay_matrix.py 0.29.0 MODEL --fault relay_off        a deployment made wrong on purpose
+    scripts/relay_matrix.py 0.29.0 MODEL --candidates pp2-k3 --faults relay_off,grammar_off
 
 Runs the scripted requests of `relay_arm.py` on one stage with MTP (the reference, for each number
 of draft tokens) and on two and three stages (the candidates), with the plugins a launch would
@@ -15,8 +15,12 @@ ship, then has an engine of one stage without MTP score every greedy token. A ca
 - what was constrained by a grammar obeys it, and is what the reference yields;
 - sampled tokens agree with the scoring engine's probabilities.
 
+With --faults each candidate also runs with each of these faults of tests/faults, and must be found
+wrong.
+
 The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise. Runs on two
-CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 right, 1 wrong or failed.
+CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 if all candidates are right and
+all faults are found, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -80,6 +84,7 @@ class Arm:
     Attributes:
         tokens: draft tokens per step; 0 without MTP.
         small_cache: so small a KV cache that requests are preempted.
+        fault: what is wrong with it on purpose.
     """
 
     name: str
@@ -87,6 +92,7 @@ class Arm:
     tokens: int
     small_cache: bool = False
     tensor: int = 1
+    fault: str | None = None
 
 
 REFERENCES = tuple(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5))
@@ -114,27 +120,34 @@ def main() -> int:
     parser.add_argument("--dtype", choices=NEAR_TIE, default="float32")
     parser.add_argument("--candidates", default=",".join(arm.name for arm in CANDIDATES))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
-    parser.add_argument("--fault", help="make the candidates wrong: a fault of tests/faults")
+    parser.add_argument("--faults", default="", help="faults of tests/faults")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per engine")
     parser.add_argument("--python", type=Path, help="of an environment with that release")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     wanted = arguments.candidates.split(",")
+    sound = [arm for arm in CANDIDATES if arm.name in wanted]
+    faulty = [
+        dataclasses.replace(arm, name=f"{arm.name}-{fault}", fault=fault)
+        for fault in filter(None, arguments.faults.split(","))
+        for arm in sound
+    ]
     lab = Laboratory(
         release=arguments.release,
         model=arguments.model.resolve(),
         dtype=arguments.dtype,
         python=arguments.python or environment(arguments.release),
         scenarios=arguments.scenarios.split(","),
-        fault=arguments.fault,
         timeout=arguments.timeout,
     )
-    result = lab.examine([arm for arm in CANDIDATES if arm.name in wanted])
+    result = lab.examine([*sound, *faulty])
     name = f"{arguments.release}-{arguments.model.name}.json"
     output = arguments.output or ROOT / "patches/evidence" / name
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    say(f"{'right' if result['right'] else 'WRONG'}: {output}")
+    for name, arm in result["arms"].items():
+        say(f"{name}: {'right' if arm['right'] else 'wrong'}")
+    say(f"{'as it must be' if result['right'] else 'NOT AS IT MUST BE'}: {output}")
     return 0 if result["right"] else 1
 
 
@@ -155,7 +168,6 @@ class Laboratory:
     dtype: str
     python: Path
     scenarios: Sequence[str]
-    fault: str | None
     timeout: float
 
     @property
@@ -171,7 +183,6 @@ class Laboratory:
             "model_type": self.model_type,
             "dtype": self.dtype,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "fault": self.fault,
             "plugins": bundle(PLUGINS).name,
             "near_tie_nats": NEAR_TIE[self.dtype],
             "arms": {},
@@ -182,7 +193,10 @@ class Laboratory:
             try:
                 runs[arm.name] = self.generate(arm)
             except ArmFailed as failure:
-                result["arms"][arm.name] = {"right": False, "failed": str(failure)}
+                result["arms"][arm.name] = dataclasses.asdict(arm) | {
+                    "right": False,
+                    "failed": str(failure),
+                }
                 say(f"{arm.name}: {failure}")
         gaps = self.score(runs.values())
         for arm in candidates:
@@ -194,7 +208,9 @@ class Laboratory:
             if arm.name in runs:
                 judged = judge(runs[arm.name], None, gaps, NEAR_TIE[self.dtype])
                 result["arms"][arm.name] = dataclasses.asdict(arm) | judged
-        result["right"] = all(arm["right"] for arm in result["arms"].values())
+        result["right"] = all(
+            arm["right"] == (arm["fault"] is None) for arm in result["arms"].values()
+        )
         return result
 
     def generate(self, arm: Arm) -> dict[str, Any]:
@@ -285,9 +301,9 @@ class Laboratory:
     def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
         packages = list(PLUGINS)
         variables: dict[str, str] = {}
-        if self.fault and arm.pipeline > 1:
+        if arm.fault:
             packages.insert(0, "mtppp_faults")
-            variables["MTPPP_FAULT"] = self.fault
+            variables["MTPPP_FAULT"] = arm.fault
         plugins = bundle(packages)
         for path, content in plugins.files.items():
             file = directory / "plugins" / path
@@ -329,7 +345,8 @@ def judge(
         scenarios[name] = {
             "requests": len(answers),
             "tokens": sum(len(tokens_of(answer)) for answer in answers),
-            **judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"] > 0),
+            "preemptions": run["preemptions"][name],
+            **judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"][name] > 0),
             **judge_structured(pairs),
             **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
         }
@@ -337,7 +354,6 @@ def judge(
         "right": all(scenario.pop("right") for scenario in scenarios.values()),
         "drafts": run["drafts"],
         "accepted": run["accepted"],
-        "preemptions": run["preemptions"],
         "prefix_hits": run["prefix_hits"],
         "attested": run["attested"],
         "scenarios": scenarios,
