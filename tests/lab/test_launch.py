@@ -169,7 +169,7 @@ def _launch_again_changes_nothing(file: Path) -> None:
     changed.write_text(file.read_text().replace("max-num-seqs: 8", "max-num-seqs: 4"))
     refused = mtppp("launch", str(changed))
     assert refused.returncode == 1
-    assert "runs already, but not as planned: differs in server" in refused.stderr
+    assert "not as planned: vllm serve --max-num-seqs: 8 runs, 4 is planned" in refused.stderr
 
 
 def _traces(lab: Lab, host: str) -> dict[str, set[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ def size(number: int) -> str:
 
 
 def count(number: float) -> str:
-    """12,345; below a hundred with one digit behind the point."""
+    """12,345; below a hundred with one digit behind the point; "any" for infinity."""
+    if math.isinf(number):
+        return "any"
     return f"{number:.1f}" if number < 100 and number % 1 else f"{int(number):,}"
 
 

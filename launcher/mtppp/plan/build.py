@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mtppp.cluster import Cluster
+from mtppp.cluster.source import describe
+from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories
@@ -122,7 +125,7 @@ def serving(cluster: Cluster) -> Serving:
         "max_num_seqs": args.get("max-num-seqs"),
         "max_num_batched_tokens": args.get("max-num-batched-tokens"),
         "cache_type": args.get("kv-cache-dtype"),
-        "max_model_len": args.get("max-model-len"),
+        "max_model_len": max_model_len(args.get("max-model-len")),
     }
     return Serving(
         tensor=cluster.parallel.tensor,
@@ -131,6 +134,28 @@ def serving(cluster: Cluster) -> Serving:
         release=cluster.runtime.vllm,
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+_THOUSANDS = {"": 1, "k": 1000, "m": 1000**2, "K": 1024, "M": 1024**2}
+
+
+def max_model_len(value: object) -> int | None:
+    """What vLLM reads in --max-model-len: 131072, "128K", "1.5k"; None: the engine chooses.
+
+    Raises:
+        ConfigurationError: it is neither a length nor what makes the engine choose.
+    """
+    if value is None or value in (-1, "auto"):
+        return None
+    text = str(value)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmKM]?)", text)
+    length = float(found[1]) * _THOUSANDS[found[2]] if found else 0
+    if isinstance(value, bool) or length < 1 or length % 1:
+        raise ConfigurationError(
+            f"serve.args.max-model-len: must be a number of tokens, such as 131072 or 128K; "
+            f"is {describe(value)}"
+        )
+    return int(length)
 
 
 def node_ports(cluster: Cluster) -> tuple[RayPorts, ...]:

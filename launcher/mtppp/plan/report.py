@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -38,7 +39,7 @@ def _memory(review: Review) -> Mapping[str, Any] | None:
         "max_model_len": length,
         "fits": memory.fits if known else None,
         "tokens": memory.tokens if known else None,
-        "requests": memory.concurrency(length) if known and length else None,
+        "requests": _finite(memory.concurrency(length)) if known and length else None,
         "largest_max_model_len": memory.largest_max_model_len if known else None,
         "fullest_stage": review.fullest,
         "stages": [_stage(review, stage) for stage in memory.stages],
@@ -62,9 +63,14 @@ def _stage(review: Review, stage: StageMemory) -> Mapping[str, Any]:
         "cache_bytes_per_request": stage.cache_per_request,
         "free_bytes": stage.free if gpu else None,
         "tokens": stage.tokens if gpu else None,
-        "requests": stage.requests(length) if gpu and length else None,
+        "requests": _finite(stage.requests(length)) if gpu and length else None,
         "headroom_bytes": headroom(stage, length) if gpu and length else None,
     }
+
+
+def _finite(number: float) -> float | None:
+    """JSON has no infinity."""
+    return number if math.isfinite(number) else None
 
 
 def headroom(stage: StageMemory, max_model_len: int) -> int:

@@ -91,7 +91,7 @@ def review(
 
     Raises:
         ConfigurationError: the ranks do not fit on the nodes, or no layer partition can be made.
-        Refused: there is no cut to show, and the reason is among what is refused.
+        Refused: there are more stages than the model can be cut into, so there is no Plan.
     """
     parallel = cluster.parallel
     ranks = assign_ranks(
@@ -103,12 +103,15 @@ def review(
         *model_refusals(cluster, model),
         *gpu_refusals(cluster, model, facts),
     ]
-    served = _with_length(serving(cluster), model)
+    served = serving(cluster)
+    if _takes_native_length(cluster):
+        served = replace(served, max_model_len=model.context)
     gpus = stage_gpus(cluster, ranks, facts)
     try:
         cut = choose_cut(cluster, model, served, gpus)
     except ConfigurationError:
-        refuse(f"{model.model_type} on vLLM {cluster.runtime.vllm}", refusals)
+        if any(refusal.code == "pipeline-too-long" for refusal in refusals):
+            refuse(f"{model.model_type} on vLLM {cluster.runtime.vllm}", refusals)
         raise
     memory, memory_unknowns = _memory(model, cut, served, gpus)
     refusals += [*cut.refusals, *_too_little_memory(cluster, cut, served, gpus, memory)]
@@ -138,8 +141,8 @@ def review(
     )
 
 
-def _with_length(serving: Serving, model: ModelFacts) -> Serving:
-    return serving if serving.max_model_len else replace(serving, max_model_len=model.context)
+def _takes_native_length(cluster: Cluster) -> bool:
+    return cluster.serve.args.get("max-model-len") is None
 
 
 def _memory(
@@ -195,7 +198,7 @@ def _warnings(
 ) -> Iterator[Warn]:
     for refusal in admission.overridden:
         yield Warn(f"at your own risk ({refusal.code}): {refusal.reason}", refusal.way_out)
-    if not cluster.serve.args.get("max-model-len") and serving.max_model_len:
+    if _takes_native_length(cluster) and serving.max_model_len:
         yield Warn(
             f"max-model-len is not set: vLLM takes the model's own {serving.max_model_len}",
             "set it to what your requests need: there must be room for one request that long",

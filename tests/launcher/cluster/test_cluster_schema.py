@@ -233,3 +233,22 @@ def test_importing_is_light() -> None:
     )
     heavy = {"paramiko", "httpx", "rich", "click", "asyncio", "mtppp.plan", "mtppp.hosts"}
     assert heavy.isdisjoint(shown.stdout.split())
+
+
+def test_the_gpu_type_of_the_cluster_is_that_of_nodes_that_have_none(
+    cluster_text: Text, loaded: Loaded
+) -> None:
+    nodes = """nodes:
+  - {host: a, address: 10.0.0.1, gpus: 8}
+  - {host: 10.0.0.2, gpus: 8, gpu_type: H200}"""
+    # The cluster's value may stand behind the nodes.
+    cluster = loaded(cluster_text("gpu_type: H100-80GB", nodes=nodes))
+    assert [node.gpu_type for node in cluster.nodes] == ["H100-80GB", "H200"]
+
+
+def test_a_gpu_type_that_is_not_known_gets_the_nearest_one(
+    problems: Callable[[str], list[str]], cluster_text: Text
+) -> None:
+    (problem,) = problems(cluster_text("gpu_type: h100-80"))
+    told = 'must be a GPU type that mtppp knows; is the text "h100-80"; did you mean H100-80GB?'
+    assert problem.endswith(f"gpu_type: {told}")
