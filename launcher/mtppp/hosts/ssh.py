@@ -16,14 +16,14 @@ import paramiko
 from mtppp.errors import ConnectFailed, HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
 from mtppp.hosts.ssh_config import SshTarget, resolve_route
-from mtppp.hosts.ssh_connection import Connection, Liveness
+from mtppp.hosts.ssh_connection import Connection, Liveness, Session
 from mtppp.hosts.transport import Completed
 
 __all__ = ["Liveness", "SshTarget", "SshTransport"]
 
 _READ_BYTES = 1 << 16
-_WRITE_BYTES = 1 << 18
 _REFUSED_PAUSE = 0.2
+_LOSS_PAUSE = 1.0
 _LOST = (paramiko.SSHException, EOFError, OSError)
 
 
@@ -73,15 +73,15 @@ class SshTransport:
         check_argv(argv)
         connection = self._connected()
         deadline = time.monotonic() + timeout
-        channel = self._open_channel(connection, deadline)
-        outputs = _Outputs(channel)
+        session = self._open_session(connection, stdin, deadline)
+        outputs = _Outputs(session.channel)
         cause: BaseException | None = None
         status = -1
-        with _Deadline(channel, deadline) as expired:
+        with _Deadline(session, deadline) as expired:
             try:
-                channel.exec_command(shlex.join(argv).encode("utf-8", "surrogateescape"))
-                outputs.collect(stdin)
-                status = channel.recv_exit_status()
+                session.start(shlex.join(argv).encode("utf-8", "surrogateescape"))
+                outputs.collect()
+                status = session.channel.recv_exit_status()
             except _LOST as error:
                 cause = error
         if expired.is_set():
@@ -91,7 +91,7 @@ class SshTransport:
                 details=last_lines(outputs.stderr, outputs.stdout),
             )
         if status < 0:
-            status = _signal_status(connection.exit_signal(channel))
+            status = _signal_status(session.exit_signal)
         if status < 0:
             raise self._lost(connection, argv, cause)
         return Completed(status, decoded(outputs.stdout), decoded(outputs.stderr))
@@ -106,15 +106,15 @@ class SshTransport:
             self._connection = Connection(self.host, resolve_route(self._target), self._liveness)
             return self._connection
 
-    def _open_channel(self, connection: Connection, deadline: float) -> paramiko.Channel:
-        """A channel for one command, waiting for one while the server has none to give.
+    def _open_session(self, connection: Connection, stdin: bytes, deadline: float) -> Session:
+        """A session for one command, waiting for one while the server has none to give.
 
         sshd allows MaxSessions (10) at once, and one that has just ended may still count.
         """
         while True:
             left = deadline - time.monotonic()
             try:
-                return connection.transport.open_session(timeout=max(left, 0))
+                return connection.open_session(stdin, timeout=max(left, 0))
             except _LOST as error:
                 if not connection.is_open:
                     raise ConnectFailed(
@@ -131,6 +131,8 @@ class SshTransport:
     def _lost(
         self, connection: Connection, argv: Sequence[str], cause: BaseException | None
     ) -> ConnectFailed:
+        # A channel is closed a moment before the connection that is lost.
+        connection.transport.join(_LOSS_PAUSE)
         if connection.is_open:
             return ConnectFailed(
                 self.host, f"the server closed the session of `{shown(argv)}` without a status"
@@ -144,7 +146,7 @@ class SshTransport:
 
 
 class _Outputs:
-    """Feeds a command's input and gathers its outputs, all at once: none waits for another."""
+    """Gathers both outputs of a command at once: neither waits for the other."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
@@ -159,10 +161,8 @@ class _Outputs:
     def stderr(self) -> bytes:
         return b"".join(self._stderr)
 
-    def collect(self, stdin: bytes) -> None:
+    def collect(self) -> None:
         """Return once both outputs have ended, be it that the channel was closed."""
-        # A command may end without reading its input, so the writer is not waited for.
-        threading.Thread(target=self._write, args=(stdin,), daemon=True).start()
         reader = threading.Thread(
             target=self._read, args=(self._channel.recv_stderr, self._stderr), daemon=True
         )
@@ -170,22 +170,16 @@ class _Outputs:
         self._read(self._channel.recv, self._stdout)
         reader.join()
 
-    def _write(self, stdin: bytes) -> None:
-        with contextlib.suppress(*_LOST):
-            for start in range(0, len(stdin), _WRITE_BYTES):
-                self._channel.sendall(stdin[start : start + _WRITE_BYTES])
-            self._channel.shutdown_write()
-
     def _read(self, receive: Callable[[int], bytes], chunks: list[bytes]) -> None:
         with contextlib.suppress(*_LOST):
             chunks.extend(iter(functools.partial(receive, _READ_BYTES), b""))
 
 
 class _Deadline:
-    """Closes a channel at a point in time, which ends every wait for it."""
+    """Closes a session at a point in time, which ends every wait for it, and at the end."""
 
-    def __init__(self, channel: paramiko.Channel, deadline: float) -> None:
-        self._channel = channel
+    def __init__(self, session: Session, deadline: float) -> None:
+        self._session = session
         self._expired = threading.Event()
         self._timer = threading.Timer(max(deadline - time.monotonic(), 0), self._expire)
         self._timer.daemon = True
@@ -201,16 +195,14 @@ class _Deadline:
         trace: TracebackType | None,
     ) -> None:
         self._timer.cancel()
-        with contextlib.suppress(*_LOST):
-            self._channel.close()
+        self._session.close()
 
     def _expire(self) -> None:
         self._expired.set()
-        with contextlib.suppress(*_LOST):
-            self._channel.close()
+        self._session.close()
         # A channel that was closed between paramiko's check for that and its wait for the answer
         # to a request would be waited for without end.
-        self._channel.event.set()
+        self._session.channel.event.set()
 
 
 def _signal_status(name: str | None) -> int:

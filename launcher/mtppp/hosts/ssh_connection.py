@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.common import MSG_CHANNEL_REQUEST, MSG_CHANNEL_SUCCESS
 from paramiko.packet import Packetizer
 
 from mtppp.errors import ConnectFailed
@@ -27,6 +27,8 @@ from mtppp.hosts.ssh_identity import Identities, find_identities
 
 # How long the server may take over one step of the key exchange or the authentication.
 _STEP_TIMEOUT = 30.0
+_SEND_BYTES = 1 << 15
+_CLOSE_PATIENCE = 1.0
 _PROHIBITED = 1  # RFC 4254, 5.1: a channel was refused by policy
 
 # Everything that goes wrong ends in an exception here; without a handler, logging would print
@@ -91,9 +93,14 @@ class Connection:
         self._closed.set()
         self._stack.close()
 
-    def exit_signal(self, channel: paramiko.Channel) -> str | None:
-        """The name, without SIG, of the signal that ended the channel's command, if one did."""
-        return self.transport.exit_signals.pop(channel.get_id(), None)
+    def open_session(self, stdin: bytes, timeout: float) -> Session:
+        """A channel for one command.
+
+        Raises:
+            paramiko.SSHException, EOFError, OSError: the server gives none, or is gone.
+        """
+        channel = self.transport.open_session(timeout=timeout)
+        return Session(self.transport, channel, stdin)
 
     def _ask_for_signs_of_life(self, interval: float) -> None:
         while not self._closed.wait(interval) and self.transport.is_active():
@@ -113,7 +120,7 @@ class _Socket(Protocol):
 
 
 class _Stream:
-    """A socket that fails once nothing has come in for `patience` seconds, if that is set.
+    """A socket that fails once the other side has been silent for `patience` seconds.
 
     paramiko gives sockets a timeout of a tenth of a second and tries again for ever.
     """
@@ -122,6 +129,7 @@ class _Stream:
         self._inner = inner
         self._heard = time.monotonic()
         self._patience: float | None = None
+        self._blocked = False
         self._closed = False
 
     @property
@@ -144,10 +152,16 @@ class _Stream:
 
     def send(self, data: bytes) -> int:
         try:
-            return self._inner.send(data)
+            sent = self._inner.send(data)
         except TimeoutError:
+            self._blocked = True
             self._fail_if_silent()
             raise
+        if self._blocked:
+            # There is room again, so the other side has taken something.
+            self._blocked = False
+            self._heard = time.monotonic()
+        return sent
 
     def settimeout(self, seconds: float | None) -> None:
         self._inner.settimeout(seconds)
@@ -164,31 +178,102 @@ class _Stream:
             raise ConnectionAbortedError(errno.ECONNABORTED, reason)
 
 
+class Session:
+    """A channel on which one command runs.
+
+    Its input is sent by the connection's own thread. Nothing may follow a channel's CLOSE (RFC
+    4254, 5.3): sshd ends the whole connection over it. paramiko answers the server's CLOSE in
+    that thread too, so what another thread was just sending would now and then follow the answer.
+    """
+
+    def __init__(self, transport: _Transport, channel: paramiko.Channel, stdin: bytes) -> None:
+        self.channel = channel
+        self._stdin = stdin
+        self._sent = 0
+        self._started = False
+        self._over = False
+        self._sending = threading.Lock()
+        self._sessions = transport.messages.sessions
+        self.exit_signal: str | None = None
+        self._sessions[channel.get_id()] = self
+
+    def start(self, command: bytes) -> None:
+        """Start the command.
+
+        Raises:
+            paramiko.SSHException, EOFError, OSError: the server refuses it, or is gone.
+        """
+        self.channel.exec_command(command)
+
+    def close(self) -> None:
+        # Not waited for without end: what is being sent may be stuck in a dead network.
+        sent = self._sending.acquire(timeout=_CLOSE_PATIENCE)
+        self._over = True
+        if sent:
+            self._sending.release()
+        self._sessions.pop(self.channel.get_id(), None)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self.channel.close()
+
+    def heard(self, kind: int, message: paramiko.Message) -> None:
+        """Take note of a message for the channel. In the connection's thread."""
+        if kind == MSG_CHANNEL_SUCCESS:
+            self._started = True
+        elif kind == MSG_CHANNEL_REQUEST and message.get_text() == "exit-signal":
+            message.get_boolean()
+            self.exit_signal = message.get_text()
+
+    def send_input(self) -> None:
+        """Send what the channel's window has room for. In the connection's thread."""
+        if not self._started:
+            return
+        with self._sending, contextlib.suppress(OSError):
+            while not self._over and self.channel.send_ready():
+                if self._sent == len(self._stdin):
+                    self._over = True
+                    self.channel.shutdown_write()
+                else:
+                    piece = self._stdin[self._sent : self._sent + _SEND_BYTES]
+                    self._sent += self.channel.send(piece)
+
+
 class _Packetizer(Packetizer):
-    """Remembers which signals ended commands: paramiko reads that and drops it."""
+    """Shows sessions the messages for their channels, and lets them send in between."""
+
+    # When the server closes a channel just after paramiko has asked for new keys, paramiko waits
+    # for them in the thread that has to negotiate them, and the connection is lost. So ask late:
+    # RFC 4344 allows 64 GiB with the ciphers that are left, and OpenSSH takes as much.
+    REKEY_BYTES = 1 << 35
 
     def __init__(self, stream: socket.socket) -> None:
         super().__init__(stream)
-        self.exit_signals: dict[int, str] = {}
+        self.sessions: dict[int, Session] = {}
+        self.may_send = threading.Event()
 
     def read_message(self) -> tuple[int, paramiko.Message]:
+        # The last message has been dealt with, and this is the thread that does that.
+        for session in list(self.sessions.values()):
+            # During a key exchange, sending would wait for this thread.
+            if self.may_send.is_set():
+                session.send_input()
         kind, message = super().read_message()
-        if kind == MSG_CHANNEL_REQUEST:
-            request = paramiko.Message(message.asbytes())
-            channel = request.get_int()
-            if request.get_text() == "exit-signal":
-                request.get_boolean()
-                self.exit_signals[channel] = request.get_text()
+        if kind in (MSG_CHANNEL_SUCCESS, MSG_CHANNEL_REQUEST):
+            content = paramiko.Message(message.asbytes())
+            session_of = self.sessions.get(content.get_int())
+            if session_of is not None:
+                session_of.heard(kind, content)
         return kind, message
 
 
 class _Transport(paramiko.Transport):
     def __init__(self, stream: _Stream) -> None:
-        super().__init__(cast(socket.socket, stream), packetizer_class=_Packetizer)
-
-    @property
-    def exit_signals(self) -> dict[int, str]:
-        return cast(_Packetizer, self.packetizer).exit_signals
+        super().__init__(
+            cast(socket.socket, stream),
+            packetizer_class=_Packetizer,
+            disabled_algorithms={"ciphers": ["3des-cbc"]},
+        )
+        self.messages = cast(_Packetizer, self.packetizer)
+        self.messages.may_send = self.clear_to_send
 
 
 def _end(transport: _Transport) -> None:

@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -161,15 +162,49 @@ def agent(directory: Path, *keys: Path, passphrase: str = "") -> Iterator[str]:
         process.wait(10)
 
 
-class Relay:
-    """A TCP relay to a port of this machine that can delay what passes, or swallow it."""
+# Does not end by itself when the connection does.
+_RELAY_SCRIPT = """
+import os, select, socket, sys, time
+rate = float({rate})
+peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+while True:
+    for ready in select.select([0, peer], [], [])[0]:
+        data = os.read(0 if ready == 0 else peer.fileno(), 16384)
+        if not data:
+            time.sleep(600)
+        os.write(peer.fileno() if ready == 0 else 1, data)
+        time.sleep(len(data) / rate)
+"""
 
-    def __init__(self, target_port: int, delay: float = 0) -> None:
-        self.delay = delay
+
+def relay_command(directory: Path, rate: float = float("inf")) -> str:
+    """A ProxyCommand that passes `rate` bytes per second, without its two arguments."""
+    script = directory / "relay.py"
+    script.write_text(_RELAY_SCRIPT.format(rate=repr(str(rate))))
+    return f"{sys.executable} {script}"
+
+
+class Relay:
+    """A TCP relay to a port of this machine that can be slow, and be cut.
+
+    Attributes:
+        delay: seconds by which everything is late.
+        rate: bytes per second that pass in each direction; None for no limit.
+        cut: whether nothing passes any more, in either direction.
+    """
+
+    def __init__(self, target_port: int, *, rate: float | None = None) -> None:
+        self.delay = 0.0
+        self.rate = rate
         self.cut = False
         self._target_port = target_port
         self._stopped = threading.Event()
-        self._listener = socket.create_server((LOOPBACK, 0))
+        self._listener = socket.socket()
+        if rate is not None:
+            # What buffers could hold would not be noticed to be late.
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        self._listener.bind((LOOPBACK, 0))
+        self._listener.listen()
         self._listener.settimeout(0.05)
         self.port = int(self._listener.getsockname()[1])
         self._accepting = threading.Thread(target=self._accept)
@@ -197,7 +232,9 @@ class Relay:
         waiting: list[tuple[float, bytes]] = []
         # The other direction's thread closes `source`, after which select refuses it.
         with contextlib.suppress(OSError, ValueError), sink:
-            while not self._stopped.is_set():
+            while not self._stopped.wait(0.005 if self.cut else 0):
+                if self.cut:
+                    continue
                 if select.select([source], [], [], 0.005)[0]:
                     data = source.recv(65536)
                     if not data:
@@ -205,5 +242,6 @@ class Relay:
                     waiting.append((time.monotonic() + self.delay, data))
                 while waiting and waiting[0][0] <= time.monotonic():
                     _, data = waiting.pop(0)
-                    if not self.cut:
-                        sink.sendall(data)
+                    sink.sendall(data)
+                    if self.rate is not None:
+                        time.sleep(len(data) / self.rate)

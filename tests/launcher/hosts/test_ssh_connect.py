@@ -20,6 +20,7 @@ from sshd_server import (
     key_fingerprint,
     make_key,
     public_key,
+    relay_command,
 )
 
 from mtppp.errors import ConnectFailed
@@ -394,25 +395,10 @@ def test_jumps_in_circles(tmp_path: Path) -> None:
     assert "goes in circles" in failure(SshTarget("a", config_file=config)).message
 
 
-# Does not end by itself when the connection does.
-RELAY = """
-import os, select, socket, sys, time
-peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-while True:
-    for ready in select.select([0, peer], [], [])[0]:
-        data = os.read(0 if ready == 0 else peer.fileno(), 65536)
-        if not data:
-            time.sleep(600)
-        os.write(peer.fileno() if ready == 0 else 1, data)
-"""
-
-
 def test_proxy_command(sshd: Sshd, tmp_path: Path) -> None:
-    relay = tmp_path / "relay.py"
-    relay.write_text(RELAY)
     pid = tmp_path / "pid"
     config = tmp_path / "config"
-    command = f"sh -c 'echo $$ > {pid}; exec {sys.executable} {relay} %h %p'"
+    command = f"sh -c 'echo $$ > {pid}; exec {relay_command(tmp_path)} %h %p'"
     config.write_text(f"Host node\n HostName {LOOPBACK}\n ProxyCommand {command}\n")
     target = sshd.target(host="node", config_file=config)
     with contextlib.closing(SshTransport(target)) as transport:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from sshd_server import Relay, Sshd, has_ended
+from sshd_server import Relay, Sshd, has_ended, relay_command
 
 from mtppp.errors import ConnectFailed, HostTimeout
 from mtppp.hosts.ssh import Liveness, SshTransport
@@ -105,6 +105,19 @@ def test_eight_megabytes_both_ways(transport: SshTransport) -> None:
 def test_input_that_nobody_reads(transport: SshTransport) -> None:
     completed = transport.run(["echo", "done"], stdin=bytes(8 * MEGABYTE), timeout=LONG)
     assert (completed.status, completed.stdout) == (0, "done\n")
+
+
+@pytest.mark.parametrize("size", [0, MEGABYTE // 2])
+def test_commands_that_end_early_leave_the_connection_alone(sshd: Sshd, size: int) -> None:
+    """What is still sent to a command that has ended makes sshd end the whole connection."""
+    with sshd.transport() as transport, ThreadPoolExecutor(4) as pool:
+        connection = transport.run(["sh", "-c", "echo $PPID"], timeout=LONG).stdout
+        runs = [
+            pool.submit(transport.run, ["true"], stdin=bytes(size), timeout=LONG)
+            for _ in range(200)
+        ]
+        assert {run.result().status for run in runs} == {0}
+        assert transport.run(["sh", "-c", "echo $PPID"], timeout=LONG).stdout == connection
 
 
 def test_timeout_gives_the_command_up_and_keeps_the_connection(transport: SshTransport) -> None:
@@ -233,20 +246,33 @@ def test_a_cut_network_is_noticed(sshd: Sshd) -> None:
 
 
 def test_a_cut_network_is_noticed_while_sending(sshd: Sshd) -> None:
-    relay = Relay(sshd.port)
-    with through(relay, sshd, Liveness(interval=0.1, patience=0.6)) as transport:
+    relay = Relay(sshd.port, rate=2 * MEGABYTE)
+    with through(relay, sshd, Liveness(interval=0.1, patience=1)) as transport:
         transport.connect()
-        relay.cut = True
-        with pytest.raises(ConnectFailed, match="connection was lost"):
+        threading.Timer(0.5, setattr, (relay, "cut", True)).start()
+        with pytest.raises(ConnectFailed, match=r"connection was lost while .*: nothing heard for"):
             transport.run(["cat"], stdin=bytes(32 * MEGABYTE), timeout=LONG)
+
+
+def test_a_network_busy_with_input_is_not_a_dead_one(sshd: Sshd, tmp_path: Path) -> None:
+    """While input waits for a slow network, nothing is read, so nothing can be heard."""
+    config = tmp_path / "config"
+    relay = relay_command(tmp_path, rate=MEGABYTE // 4)
+    config.write_text(f"Host *\n ProxyCommand {relay} %h %p\n")
+    target = sshd.target(config_file=config)
+    liveness = Liveness(interval=0.1, patience=1.5)
+    with contextlib.closing(SshTransport(target, liveness=liveness)) as transport:
+        started = time.monotonic()
+        transport.run(["sleep", "3"], stdin=bytes(MEGABYTE * 3 // 4), timeout=LONG)
+        assert time.monotonic() - started > 2.5
 
 
 def test_a_slow_network_is_not_a_dead_one(sshd: Sshd) -> None:
     relay = Relay(sshd.port)
-    with through(relay, sshd, Liveness(interval=0.05, patience=1.6)) as transport:
+    with through(relay, sshd, Liveness(interval=0.05, patience=1.2)) as transport:
         transport.connect()
-        relay.delay = 0.3
-        completed = transport.run(["sh", "-c", "sleep 2; echo slow"], timeout=LONG)
+        relay.delay = 0.2
+        completed = transport.run(["sh", "-c", "sleep 1.5; echo slow"], timeout=LONG)
         assert completed.stdout == "slow\n"
 
 
