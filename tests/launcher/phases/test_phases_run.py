@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from mtppp.cluster import Cluster
 from mtppp.console import Console, Step
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each, run_phases
 
-DEPLOYMENT = cast(Deployment, None)
+DEPLOYMENT = Deployment(cluster=cast(Cluster, None), file=Path("cluster.yaml"), nodes=[])
 
 
 @dataclass
@@ -53,6 +55,18 @@ def test_phases_run_in_order_and_nothing_is_cleaned_up_when_all_is_well(
         "  ✓ a              note of a  (N s)\n"
         "  ✓ b              note of b  (N s)\n"
     )  # fmt: skip
+
+
+def test_nothing_follows_a_phase_that_finished_the_matter() -> None:
+    class Finishes(Recorded):
+        def run(self, deployment: Deployment, step: Step) -> None:
+            super().run(deployment, step)
+            deployment.finished = True
+
+    events: list[str] = []
+    deployment = replace(DEPLOYMENT)
+    run_phases([Finishes("a", events), Recorded("b", events)], deployment, Console())
+    assert events == ["run a"]
 
 
 @pytest.mark.parametrize(
