@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
+from rich.text import Text
 
 from mtppp.errors import MtpppError
 
@@ -32,7 +33,7 @@ class Console:
     """Prints steps and errors to standard error."""
 
     def __init__(self) -> None:
-        self._rich = RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        self._rich = RichConsole(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         self._status = self._rich.status("") if self._rich.is_terminal else None
         self._said = ""
 
@@ -52,7 +53,7 @@ class Console:
     def show_progress(self, title: str, text: str) -> None:
         line = f"{title:<14} {text}".rstrip()
         if self._status is not None:
-            self._status.update(escape(line))
+            self._status.update(Text(line))
             self._status.start()
         elif text and text != self._said:
             self._rich.print(f"  … {escape(line)}")

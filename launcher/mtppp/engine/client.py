@@ -5,16 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import httpx
 
 from mtppp.errors import MtpppError
 
+# A label's value is quoted and may hold anything, braces included.
 _SAMPLE = re.compile(
-    r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)", re.MULTILINE
+    r"^(?P<name>[a-zA-Z_:][\w:]*)"
+    r'(?:\{(?P<labels>(?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (?P<value>\S+)',
+    re.MULTILINE,
 )
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+# What reading a body of another shape raises: no JSON, a key or an item missing, another type.
+_OTHER_SHAPE = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 class EngineError(MtpppError):
@@ -81,6 +88,12 @@ class EngineClient:
     def close(self) -> None:
         self._http.close()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     def healthy(self) -> bool:
         """Whether the server answers and says that its engine lives.
 
@@ -94,33 +107,44 @@ class EngineClient:
 
     def models(self) -> list[str]:
         """Names under which the server serves its model."""
-        return [entry["id"] for entry in self._get("/v1/models").json()["data"]]
+        response = self._get("/v1/models")
+        try:
+            return [entry["id"] for entry in response.json()["data"]]
+        except _OTHER_SHAPE:
+            _refuse(response)
 
     def complete(self, model: str, prompt: str | list[int], **sampling: Any) -> Generated:
         """One completion of a text or of token ids."""
-        body = self._post("/v1/completions", {"model": model, "prompt": prompt, **sampling})
-        choice = body["choices"][0]
-        return Generated(
-            choice["text"], body["usage"]["completion_tokens"], choice["finish_reason"]
-        )
+        response = self._post("/v1/completions", {"model": model, "prompt": prompt, **sampling})
+        try:
+            body = response.json()
+            choice = body["choices"][0]
+            return Generated(
+                choice["text"], body["usage"]["completion_tokens"], choice["finish_reason"]
+            )
+        except _OTHER_SHAPE:
+            _refuse(response)
 
     def chat(self, model: str, question: str, **sampling: Any) -> Generated:
         """One answer to one user message."""
         messages = [{"role": "user", "content": question}]
-        body = self._post(
+        response = self._post(
             "/v1/chat/completions", {"model": model, "messages": messages, **sampling}
         )
-        choice = body["choices"][0]
-        message = choice["message"]
-        text = message.get("content") or message.get("reasoning") or ""
-        return Generated(text, body["usage"]["completion_tokens"], choice["finish_reason"])
+        try:
+            body = response.json()
+            choice = body["choices"][0]
+            message = choice["message"]
+            text = message.get("content") or message.get("reasoning") or ""
+            return Generated(text, body["usage"]["completion_tokens"], choice["finish_reason"])
+        except _OTHER_SHAPE:
+            _refuse(response)
 
     def acceptance(self) -> Acceptance:
-        """Speculative decoding's counters, from /metrics."""
-        text = self._get("/metrics").text
+        """Speculative decoding's counters, from /metrics; the sum over the server's engines."""
         drafts = 0.0
         accepted: dict[int, float] = {}
-        for match in _SAMPLE.finditer(text):
+        for match in _SAMPLE.finditer(self._get("/metrics").text):
             labels = dict(_LABEL.findall(match["labels"] or ""))
             if match["name"] == "vllm:spec_decode_num_drafts_total":
                 drafts += float(match["value"])
@@ -132,10 +156,8 @@ class EngineClient:
     def _get(self, path: str) -> httpx.Response:
         return self._checked(self._http.build_request("GET", path))
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        response = self._checked(self._http.build_request("POST", path, json=dict(body)))
-        answer: dict[str, Any] = response.json()
-        return answer
+    def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        return self._checked(self._http.build_request("POST", path, json=dict(body)))
 
     def _checked(self, request: httpx.Request) -> httpx.Response:
         try:
@@ -145,10 +167,17 @@ class EngineClient:
                 f"{request.url} gave no answer in {self._http.timeout.read:g} s"
             ) from None
         except httpx.HTTPError as error:
-            raise NotReachable(f"{request.url}: {error}") from None
+            raise NotReachable(f"{request.url}: {error or type(error).__name__}") from None
         if response.status_code != 200:
             raise BadAnswer(
                 f"{request.url} answered {response.status_code}: {response.text[:300]}",
                 status=response.status_code,
             )
         return response
+
+
+def _refuse(response: httpx.Response) -> NoReturn:
+    raise BadAnswer(
+        f"{response.request.url} did not answer as vLLM does: {response.text[:300]}",
+        status=response.status_code,
+    ) from None

@@ -15,6 +15,7 @@ what belongs to a deployment: Ray's workers leave the group of the raylet that f
 from __future__ import annotations
 
 import base64
+import errno
 import fcntl
 import glob
 import importlib.metadata
@@ -25,16 +26,19 @@ import pwd
 import shutil
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 MARK = "MTPPP_RUN_DIR"
 PROCESSES = "processes.json"
+# What we make is for nobody else; what we start makes its files as in a login.
+_UMASK = os.umask(0o077)
 # What a started process keeps of the login environment; everything else comes from the Plan, so
 # that a variable in somebody's shell profile cannot make one node differ from another.
 KEPT = frozenset(
@@ -60,9 +64,11 @@ def op_facts(address: str, model_path: str | None, ports: Sequence[int]) -> dict
         "interface": _interface_of(address),
         "addresses": sorted(_addresses()),
         "gpus": _gpus(),
-        "ports_taken": [port for port in ports if not _can_bind(address, port)],
+        "ports_taken": [p for p in ports if _bind_error(address, p) == errno.EADDRINUSE],
+        "ports_forbidden": [p for p in ports if _bind_error(address, p) == errno.EACCES],
         "shm_bytes": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
-        "model_config": _model_config(model_path),
+        "model_path": None if model_path is None else os.path.expanduser(model_path),
+        "model_config": None if model_path is None else _model_config(model_path),
     }
 
 
@@ -119,8 +125,12 @@ def _interface_of(address: str) -> str | None:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Name, memory in bytes and compute capability of each GPU the driver shows."""
+    """Name, memory in bytes and compute capability of each GPU the driver shows.
+
+    A GPU that shares the machine's memory shows none of its own: it has the machine's.
+    """
     columns = "name,memory.total,compute_cap"
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         listed = subprocess.run(
             ["nvidia-smi", "--query-gpu=" + columns, "--format=csv,noheader,nounits"],
@@ -133,33 +143,29 @@ def _gpus() -> list[dict[str, Any]]:
     found = []
     for line in listed.splitlines():
         name, mebibytes, capability = (part.strip() for part in line.rsplit(",", 2))
-        memory = int(mebibytes) * 2**20
+        memory = int(mebibytes) * 2**20 if mebibytes.isdigit() else machine
         found.append({"name": name, "memory": memory, "compute_capability": capability})
     return found
 
 
-def _can_bind(address: str, port: int) -> bool:
+def _bind_error(address: str, port: int) -> int:
+    """Why a server could not listen there, as errno has it; 0 when it could."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # As servers do; without it a port in TIME_WAIT would count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
-        except OSError:
-            return False
-        # A listener on the wildcard address lets a bind to one address pass on some kernels only
-        # until it listens.
-        try:
+            # A listener on the wildcard address lets a bind to one address pass on some kernels
+            # only until it listens.
             probe.listen(1)
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error.errno or errno.EIO
+    return 0
 
 
-def _model_config(path: str | None) -> str | None:
-    """The text of PATH/config.json; None when there is none, or no path was asked for."""
-    if path is None:
-        return None
+def _model_config(path: str) -> str | None:
+    """The text of PATH/config.json; None when there is none."""
     try:
         with open(os.path.join(os.path.expanduser(path), "config.json"), encoding="utf-8") as f:
             return f.read()
@@ -170,34 +176,65 @@ def _model_config(path: str | None) -> str | None:
 # ---- files ---------------------------------------------------------------------------------
 
 
+def _require_own(path: str) -> None:
+    """Refuse a path that is not below mtppp's own directory, and a directory that is not ours.
+
+    Everybody may write to /var/tmp: somebody else could have made our directory there first, or a
+    link of its name, and would then decide what runs as us. Below a directory that nobody else can
+    change nothing needs a look.
+    """
+    root = "/var/tmp/mtppp-%d" % os.getuid()
+    if not path.startswith(root + "/") or os.path.normpath(path) != path:
+        raise AgentError("%s is not a path of mtppp's" % path)
+    try:
+        held = os.lstat(root)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(held.st_mode):
+        raise AgentError("%s is not a directory; somebody may have put it there: remove it" % root)
+    if held.st_uid != os.getuid():
+        raise AgentError("%s belongs to user %d: have it removed" % (root, held.st_uid))
+    if held.st_mode & 0o022:
+        raise AgentError("others can write to %s: check what is in it and remove it" % root)
+
+
 def op_write(directory: str, files: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Write files below `directory`, each `{"path", "data" (base64), "mode"}`, whole or not."""
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    if os.stat(directory).st_uid != os.getuid():
-        raise AgentError("%s belongs to another user" % directory)
+    _require_own(directory)
+    os.makedirs(directory, exist_ok=True)
+    # Once more: what is there now may have been made between the first look and our attempt.
+    _require_own(directory)
     for file in files:
         path = os.path.join(directory, file["path"])
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if not os.path.normpath(path).startswith(directory + "/"):
+            raise AgentError("%s is not below %s" % (path, directory))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         _replace(path, base64.b64decode(file["data"]), file["mode"])
     return {}
 
 
 def _replace(path: str, data: bytes, mode: int) -> None:
     temporary = "%s.%d" % (path, os.getpid())
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    with open(temporary, "wb") as f:
+        try:
+            os.fchmod(f.fileno(), mode)
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
 
 
 def op_exists(path: str) -> dict[str, Any]:
+    _require_own(path)
     return {"exists": os.path.exists(path)}
 
 
 def op_read(pattern: str, limit: int) -> dict[str, Any]:
     """The files that match a glob, as `{path: text}`; of a longer file the last `limit` bytes."""
+    _require_own(pattern)
     return {"files": {path: _tail(path, limit) for path in sorted(glob.glob(pattern))}}
 
 
@@ -215,22 +252,28 @@ def op_clear(directory: str, ray_directory: str, names: Sequence[str]) -> dict[s
 
     Ray's logs are moved into the run directory, for whoever asks why it failed.
     """
-    for path in (directory, ray_directory):
-        if not os.path.realpath(path).startswith("/var/tmp/mtppp-%d/" % os.getuid()):
-            raise AgentError("%s is not a directory of mtppp's" % path)
+    _require_own(directory)
+    _require_own(ray_directory)
+    for name in names:
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise AgentError("%r is not a name in a directory" % name)
     sessions = sorted(glob.glob(os.path.join(ray_directory, "session_2*", "logs")))
     if sessions and os.path.isdir(directory):
         kept = os.path.join(directory, "ray-logs")
-        shutil.rmtree(kept, ignore_errors=True)
+        _remove(kept)
         shutil.move(sessions[-1], kept)
-    shutil.rmtree(ray_directory, ignore_errors=True)
+    _remove(ray_directory)
     for name in names:
-        path = os.path.join(directory, name)
-        if os.path.isdir(path):
-            shutil.rmtree(path, ignore_errors=True)
-        elif os.path.exists(path):
-            os.unlink(path)
+        _remove(os.path.join(directory, name))
     return {}
+
+
+def _remove(path: str) -> None:
+    """Remove a file, a link or a directory with all that is in it; it need not exist."""
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
 
 
 # ---- processes -----------------------------------------------------------------------------
@@ -244,6 +287,7 @@ def op_start(
     The record is written before the answer is given: a launcher that dies in between leaves
     nothing unknown. The log of the process's predecessor is kept as `LOG.1`.
     """
+    _require_own(directory)
     path = os.path.join(directory, log)
     if os.path.exists(path):
         os.replace(path, path + ".1")
@@ -256,6 +300,7 @@ def op_start(
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            umask=_UMASK,
         )
     entry = {
         "role": role,
@@ -270,22 +315,30 @@ def op_start(
 def op_run(
     argv: Sequence[str], env: dict[str, str], directory: str, timeout: float
 ) -> dict[str, Any]:
-    """Run a command to its end; its environment is not seen on any command line."""
-    try:
-        done = subprocess.run(
-            argv,
-            env=_environment(env),
-            cwd=directory,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout,
-            start_new_session=True,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as expired:
-        out, err = expired.stdout or b"", expired.stderr or b""
-        return {"status": None, "stdout": _text(out), "stderr": _text(err)}
-    return {"status": done.returncode, "stdout": _text(done.stdout), "stderr": _text(done.stderr)}
+    """Run a command to its end; its environment is not seen on any command line.
+
+    After `timeout` seconds it is killed, with all that stayed in its process group.
+    """
+    _require_own(directory)
+    running = subprocess.Popen(
+        argv,
+        env=_environment(env),
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        umask=_UMASK,
+    )
+    with running:
+        try:
+            out, err = running.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired as expired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            out, err = expired.stdout or b"", expired.stderr or b""
+            return {"status": None, "stdout": _text(out), "stderr": _text(err)}
+    return {"status": running.returncode, "stdout": _text(out), "stderr": _text(err)}
 
 
 def _text(data: bytes) -> str:
@@ -299,6 +352,7 @@ def _environment(planned: dict[str, str]) -> dict[str, str]:
 
 def op_processes(directory: str) -> dict[str, Any]:
     """What runs here for a run directory: what was recorded, and all that bears its mark."""
+    _require_own(directory)
     marked = _marked(directory)
     recorded = [dict(entry, alive=_is_alive(entry)) for entry in _recorded(directory)]
     return {
@@ -308,42 +362,53 @@ def op_processes(directory: str) -> dict[str, Any]:
     }
 
 
-def op_stop(directory: str, grace: float, shared_memory: Sequence[str]) -> dict[str, Any]:
+def op_stop(directory: str, grace: Mapping[str, float], segments_file: str) -> dict[str, Any]:
     """End all that belongs to a run directory; then its shared memory.
 
-    First the recorded processes, youngest first, get SIGTERM, so that a server ends its engine
-    and Ray its workers; what is left after `grace` seconds gets SIGKILL. `shared_memory` names
-    further segments known to be ours, of processes that died before this was called.
+    A recorded process whose role is in `grace` gets SIGTERM and so many seconds to end what it
+    has begun. Everything else is killed at once: nothing of its state is kept. A file in the run
+    directory may list further segments known to be ours, of processes that died before.
     """
-    owned = set(shared_memory) | set(_shared_memory(_marked(directory)))
-    for entry in reversed(_recorded(directory)):
-        if not _is_alive(entry):
-            continue
-        _signal(entry["pid"], signal.SIGTERM)
-        _wait_until(partial(_has_ended, entry), grace)
-    killed: list[str] = []
+    _require_own(directory)
+    owned = _owned(directory)
+    running = len(owned)
+    segments = {*_listed(os.path.join(directory, segments_file)), *_shared_memory(owned)}
+    for entry in _recorded(directory):
+        if entry["role"] in grace and _is_alive(entry):
+            _signal(entry["pid"], signal.SIGTERM)
+            _wait_until(partial(_has_ended, entry), grace[entry["role"]])
+    killed: dict[int, str] = {}
     deadline = time.monotonic() + 20
     while True:
-        marked = _marked(directory)
-        owned.update(_shared_memory(marked))
-        if not marked or time.monotonic() > deadline:
+        owned = _owned(directory)
+        segments.update(_shared_memory(owned))
+        if not owned or time.monotonic() > deadline:
             break
-        killed.extend(_command(pid) for pid in marked)
-        for pid in marked:
+        killed.update((pid, _command(pid)) for pid in owned if pid not in killed)
+        for pid in owned:
             _signal(pid, signal.SIGKILL)
-        _wait_until(lambda: not _marked(directory), 2)
+        _wait_until(lambda: not _owned(directory), 2)
     return {
-        "killed": killed,
-        "left": [{"pid": pid, "command": _command(pid)} for pid in _marked(directory)],
-        "unlinked": _unlink(owned),
+        "running": running,
+        "killed": list(killed.values()),
+        "left": [{"pid": pid, "command": _command(pid)} for pid in owned],
+        "unlinked": _unlink(segments),
     }
+
+
+def _owned(directory: str) -> list[int]:
+    """The live processes of a run directory: those that bear its mark, and those recorded, even if
+    one of these has overwritten its environment."""
+    recorded = [entry["pid"] for entry in _recorded(directory) if _is_alive(entry)]
+    return sorted({*_marked(directory), *recorded})
 
 
 def _recorded(directory: str) -> list[dict[str, Any]]:
     try:
         with open(os.path.join(directory, PROCESSES), encoding="utf-8") as f:
             entries: list[dict[str, Any]] = json.load(f)
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
+        # Damaged, it is worth as little as none: what runs is known by its mark as well.
         return []
     return entries
 
@@ -430,6 +495,18 @@ def _shared_memory(pids: Iterable[int]) -> list[str]:
     return sorted(path for path in found if not path.endswith(" (deleted)"))
 
 
+def _listed(path: str) -> Iterator[str]:
+    """The segments in a file, a JSON list; none when it is not there or was cut off by a crash."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            listed = json.load(f)
+    except (OSError, ValueError):
+        return
+    for segment in listed:
+        if segment.startswith("/dev/shm/") and os.path.normpath(segment) == segment:
+            yield segment
+
+
 def _unlink(paths: Iterable[str]) -> list[str]:
     """Remove segments that no process maps any more."""
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -449,7 +526,7 @@ def _unlink(paths: Iterable[str]) -> list[str]:
 def _signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
-    except ProcessLookupError:
+    except OSError:  # it has ended, or has become another user's: who calls looks again
         pass
 
 

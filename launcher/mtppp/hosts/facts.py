@@ -38,7 +38,9 @@ class HostFacts:
         addresses: (interface, address) pairs of the host.
         gpus: the GPUs the driver shows.
         ports_taken: those of the asked ports that something else holds.
+        ports_forbidden: those of the asked ports that the user may not listen on.
         shm_bytes: size of /dev/shm.
+        model_path: absolute path of the model there; None for a model that is not a path.
         model_config: text of the model's config.json there; None if there is none.
     """
 
@@ -53,7 +55,9 @@ class HostFacts:
     addresses: tuple[tuple[str, str], ...]
     gpus: tuple[GpuFacts, ...]
     ports_taken: tuple[int, ...]
+    ports_forbidden: tuple[int, ...]
     shm_bytes: int
+    model_path: str | None
     model_config: str | None
 
     @classmethod
@@ -65,6 +69,7 @@ class HostFacts:
                 "addresses": tuple((name, address) for name, address in answer["addresses"]),
                 "gpus": tuple(GpuFacts(**gpu) for gpu in answer["gpus"]),
                 "ports_taken": tuple(answer["ports_taken"]),
+                "ports_forbidden": tuple(answer["ports_forbidden"]),
             }
         )
 
@@ -89,7 +94,9 @@ class HostFacts:
             addresses=(),
             gpus=tuple(gpus),
             ports_taken=(),
+            ports_forbidden=(),
             shm_bytes=0,
+            model_path=None,
             model_config=None,
         )
 

@@ -18,7 +18,7 @@ from mtppp.hosts.transport import Transport
 _START = """\
 python=$1
 case $python in "~/"*) python=$HOME/${python#"~/"};; esac
-[ -x "$python" ] || { echo "no python at $python" >&2; exit 127; }
+[ -f "$python" ] && [ -x "$python" ] || { echo "no python at $python" >&2; exit 127; }
 exec "$python" -I -c 'import sys; exec(compile(eval(sys.stdin.readline()), "agent", "exec"))'
 """
 _MARGIN = 30.0  # seconds for the answer to travel, on top of what an operation may take
@@ -132,21 +132,28 @@ class Node:
         return self._ask({"op": "processes", "directory": directory}, timeout=60)
 
     def stop(
-        self, directory: str, *, grace: float, shared_memory: Sequence[str] = ()
+        self, directory: str, *, grace: Mapping[str, float], segments_file: str
     ) -> dict[str, Any]:
-        """End all that belongs to a run directory; `killed`, `left`, `unlinked`."""
+        """End all that belongs to a run directory: `running`, `killed`, `left`, `unlinked`.
+
+        Args:
+            grace: seconds that recorded processes have to end by themselves, by role; all others
+                are killed.
+            segments_file: a file there that may list further segments of shared memory.
+        """
         return self._ask(
             {
                 "op": "stop",
                 "directory": directory,
-                "grace": grace,
-                "shared_memory": list(shared_memory),
+                "grace": dict(grace),
+                "segments_file": segments_file,
             },
-            timeout=4 * grace + 60,
+            timeout=sum(grace.values()) + 60,
         )
 
     def _ask(self, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
-        stdin = f"{_agent_source()!r}\n{json.dumps(request)}".encode()
+        # ASCII, which every locale that python may read it in has.
+        stdin = f"{_agent_source()!a}\n{json.dumps(request)}".encode("ascii")
         done = self.transport.run(
             ["sh", "-c", _START, "sh", self.python], stdin=stdin, timeout=timeout + _MARGIN
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mtppp.console import Step
@@ -19,17 +19,13 @@ class Attest(WithoutTrace):
     title = "attest"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        attested: dict[int, dict[str, Any]] = {}
+        attested: list[dict[str, Any]] = []
         members = deployment.members
 
         def read(index: int) -> None:
             node, planned = members[index]
             for path, text in node.read(f"{planned.directory}/attest/rank-*.json").items():
-                try:
-                    record = json.loads(text)
-                except ValueError:
-                    raise RemoteCommandFailed(node.host, f"{path} is not JSON") from None
-                attested[record["rank"]] = record | {"node": index}
+                attested.append(_record(node.host, path, text) | {"node": index})
             mapped = node.processes(planned.directory)["shared_memory"]
             node.write(planned.directory, [File(SHARED_MEMORY_FILE, json.dumps(mapped).encode())])
 
@@ -44,17 +40,41 @@ class Attest(WithoutTrace):
         step.note = f"{len(attested)} ranks are as planned"
 
 
-def differences(plan: Plan, attested: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
+def _record(host: str, path: str, text: str) -> dict[str, Any]:
+    """What a rank wrote.
+
+    Raises:
+        RemoteCommandFailed: it is no record of a rank.
+    """
+    try:
+        record: dict[str, Any] = json.loads(text)
+        int(record["rank"])
+    except (ValueError, KeyError, TypeError):
+        raise RemoteCommandFailed(
+            host, f"{path} is no record of a rank", hint="launch again; look at the node's disk"
+        ) from None
+    return record
+
+
+def differences(plan: Plan, attested: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Where ranks differ from the Plan, one line each.
 
     Args:
-        attested: by rank; `node` is the index of the node whose run directory held the record.
+        attested: records of ranks; `node` is the index of the node whose run directory held it.
     """
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    for record in attested:
+        by_rank.setdefault(record["rank"], []).append(record)
     for rank in plan.ranks:
-        record = attested.get(rank.rank)
-        if record is None:
+        records = by_rank.pop(rank.rank, [])
+        if not records:
             yield f"rank {rank.rank} has not attested"
             continue
+        if len(records) > 1:
+            hosts = sorted(plan.nodes[record["node"]].host for record in records)
+            yield f"rank {rank.rank} attested on {', '.join(hosts)}"
+            continue
+        record = records[0]
         stage = plan.stages[rank.stage]
         layers = list(range(stage.first_layer, stage.last_layer + 1))
         address = plan.nodes[rank.node].address
@@ -66,13 +86,15 @@ def differences(plan: Plan, attested: Mapping[int, Mapping[str, Any]]) -> Iterat
             "layers": layers,
             "async_scheduling": True,
             "executor": "ray",
+            "release": plan.vllm,
             "plugins": plan.nodes[rank.node].plugins.rpartition("/")[2],
             "displaced": [],
         }
+        held = {**record, "release": str(record.get("vllm")).partition("+")[0]}
         for what, planned in wanted.items():
-            if record.get(what) != planned:
+            if held.get(what) != planned:
                 yield (
-                    f"rank {rank.rank}: {what} is {_short(record.get(what))},"
+                    f"rank {rank.rank}: {what} is {_short(held.get(what))},"
                     f" planned is {_short(planned)}"
                 )
         if bool(record.get("drafter")) != stage.drafter:
@@ -84,11 +106,15 @@ def differences(plan: Plan, attested: Mapping[int, Mapping[str, Any]]) -> Iterat
             yield f"rank {rank.rank}: runs {record.get('runner')}, not the V2 model runner"
         if sorted(record.get("patches", {})) != sorted(plan.patches):
             yield (
-                f"rank {rank.rank}: has the patches {', '.join(sorted(record.get('patches', {})))};"
-                f" planned are {', '.join(sorted(plan.patches))}"
+                f"rank {rank.rank}: patches are {_names(record.get('patches', {}))},"
+                f" planned are {_names(plan.patches)}"
             )
-    for rank_number in sorted(set(attested) - {rank.rank for rank in plan.ranks}):
-        yield f"rank {rank_number} attested, but is not in the Plan"
+    for number in sorted(by_rank):
+        yield f"rank {number} attested, but is not in the Plan"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
 
 
 def _short(value: object) -> str:

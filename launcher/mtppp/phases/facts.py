@@ -116,8 +116,11 @@ def _problems_of(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str
     if facts.ports_taken:
         taken = ", ".join(str(port) for port in facts.ports_taken)
         yield f"something else listens on {taken}; set ray.base_port or serve.port to free ones"
+    if facts.ports_forbidden:
+        forbidden = ", ".join(str(port) for port in facts.ports_forbidden)
+        yield f"{facts.user} may not listen on {forbidden}; set serve.port to 1024 or higher"
     if cluster.model.is_path and facts.model_config is None:
-        yield f"there is no {cluster.model.id}/config.json"
+        yield f"there is no {facts.model_path}/config.json that {facts.user} may read"
 
 
 def _wrong_gpus(node: ClusterNode, facts: HostFacts) -> Iterator[str]:
@@ -138,6 +141,8 @@ def _differences(cluster: Cluster, facts: Sequence[HostFacts]) -> Iterator[str]:
         "Ray": lambda fact: fact.versions["ray"],
         "torch": lambda fact: fact.versions["torch"],
         "Python": lambda fact: fact.python_version.rpartition(".")[0],
+        # vLLM's driver hands its path to all workers.
+        "model.id": lambda fact: fact.model_path,
     }
     for what, version_of in compared.items():
         versions = [version_of(fact) for fact in facts]

@@ -71,7 +71,10 @@ def _on_this_side(model: Model) -> ModelConfig | None:
     if not model.is_path:
         return find_config(model.id, revision=model.revision)
     here = Path(model.id).expanduser()
-    return find_config(str(here)) if here.is_dir() else None
+    try:
+        return find_config(str(here)) if here.is_dir() else None
+    except OSError:  # a directory of that name which is not for us to see says nothing
+        return None
 
 
 def on_nodes(model: Model, hosts: list[str], facts: list[HostFacts]) -> ModelConfig:

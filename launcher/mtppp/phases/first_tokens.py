@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from mtppp.console import Step
 from mtppp.engine.client import BadAnswer, EngineClient, Generated
@@ -21,27 +22,44 @@ class FirstTokens(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         plan = deployment.plan
-        client = EngineClient(plan.endpoint, timeout=DEADLINE)
-        if plan.served_name not in client.models():
-            raise MtpppError(
-                f"{plan.endpoint} serves {', '.join(client.models())}, not {plan.served_name}",
-                hint="another server answers there; set serve.port to a free one",
-            )
-        started = time.monotonic()
-        answer = client.complete(plan.served_name, PROMPT, max_tokens=TOKENS, temperature=0)
-        seconds = time.monotonic() - started
-        if answer.tokens == 0:
-            raise MtpppError(f"{plan.endpoint} answered {PROMPT!r} with no token at all")
-        if plan.draft_tokens and client.acceptance().drafts == 0:
-            raise MtpppError(
-                "tokens come, but the drafter made none of them",
-                hint="speculative decoding is configured and is not happening; see the server log",
-            )
-        chat = _chat(client, plan.served_name)
-        client.close()
+        with EngineClient(
+            plan.endpoint, timeout=DEADLINE, headers=_authorization(deployment.secrets)
+        ) as client:
+            served = client.models()
+            if plan.served_name not in served:
+                raise MtpppError(
+                    f"{plan.endpoint} serves {', '.join(served)}, not {plan.served_name}",
+                    hint="another server answers there; set serve.port to a free one",
+                )
+            started = time.monotonic()
+            answer = client.complete(plan.served_name, PROMPT, max_tokens=TOKENS, temperature=0)
+            seconds = time.monotonic() - started
+            if answer.tokens == 0:
+                raise MtpppError(
+                    f"{plan.endpoint} answered {PROMPT!r} with no token at all",
+                    hint=f"the server's log is {_server_log(deployment)}",
+                )
+            if plan.draft_tokens and client.acceptance().drafts == 0:
+                raise MtpppError(
+                    f"{plan.endpoint}: tokens come, but the drafter drafted none",
+                    hint="speculative decoding is configured and does not happen; the server's log"
+                    f" is {_server_log(deployment)}",
+                )
+            chat = _chat(client, plan.served_name)
         step.note = f"{answer.text!r} ({answer.tokens} tokens in {seconds:.1f} s)" + (
             f"; chat: {chat.text!r}" if chat else "; the model has no chat template"
         )
+
+
+def _authorization(secrets: Mapping[str, str]) -> dict[str, str]:
+    """What the server asks of its clients when it has a key."""
+    key = secrets.get("VLLM_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _server_log(deployment: Deployment) -> str:
+    node, planned = deployment.head
+    return f"{node.host}:{planned.directory}/{deployment.plan.server.log}"
 
 
 def _chat(client: EngineClient, model: str) -> Generated | None:

@@ -9,29 +9,55 @@ _TELLING = re.compile(
 )
 # Says that a peer is slow, which is so during every load; it ends nothing.
 _HARMLESS = re.compile(r"No available shared memory broadcast block")
-# Frames and decorations say where, not what.
-_FRAME = re.compile(r'^\s*(?:File "|\^+\s*$|~+)|Traceback \(most recent call last\)')
+_SHOWN = 300  # characters of a line
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+# "(RayWorkerProc pid=7, ip=10.0.0.2) (Worker_PP1 pid=7) ERROR 11-29 14:31:01 [core.py:15] message"
+_LINE = re.compile(
+    r"(?P<process>(?:\([^()]*\bpid=\d+[^()]*\) ?)*)"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?"
+    r"(?P<message>.*?)(?: \[repeated \d+x across cluster\].*)?"
+)
 
 
 def telling_lines(text: str, count: int) -> list[str]:
     """At most `count` lines that speak of an error, in order and each once; else the last lines.
 
-    The first error and the last ones: the first is often the cause, the last what ended it.
+    The first error and the last ones: the first is often the cause, the last what ended it. Of a
+    traceback, only the exception.
     """
-    lines = [_ESCAPES.sub("", line).rstrip()[:300] for line in text.splitlines() if line.strip()]
-    errors = list(
-        dict.fromkeys(
-            line
-            for line in lines
-            if _TELLING.search(line) and not _HARMLESS.search(line) and not _FRAME.search(line)
-        )
-    )
-    if not errors:
-        return lines[-count:]
-    if len(errors) <= count:
-        return errors
-    return [errors[0], *errors[len(errors) - count + 1 :]]
+    lines = [line for raw in text.splitlines() if (line := _ESCAPES.sub("", raw).rstrip())]
+    told = _errors(lines)
+    if not told:
+        told = lines[-count:]
+    elif len(told) > count:
+        told = [told[0], *told[len(told) - count + 1 :]]
+    return [line[:_SHOWN] for line in told]
+
+
+def _errors(lines: list[str]) -> list[str]:
+    found: dict[str, str] = {}
+    # Several processes write to one log, in the middle of each other's tracebacks.
+    in_traceback: set[str] = set()
+    in_error: set[str] = set()
+    for line in lines:
+        matched = _LINE.fullmatch(line)
+        assert matched is not None
+        process, message = matched["process"], matched["message"]
+        indented = message.startswith("  ")
+        if message.startswith(("Traceback (most recent call last)", '  File "')):
+            in_traceback.add(process)
+            continue
+        if indented and process in in_traceback:
+            continue
+        if process in in_traceback or (indented and process in in_error):
+            telling = True  # the exception, or a further line of one
+        else:
+            telling = bool(_TELLING.search(line)) and not _HARMLESS.search(line)
+        in_traceback.discard(process)
+        (in_error.add if telling else in_error.discard)(process)
+        if telling and message:
+            found.setdefault(message, line)
+    return list(found.values())
 
 
 # What vLLM (0.27 to 0.33) says on its way up, in the order in which it does.

@@ -55,6 +55,8 @@ def run_phases(phases: Sequence[Phase], deployment: Deployment, console: Console
                 phase.clean_up(deployment)
             except MtpppError as error:
                 console.error(error)
+            except Exception as error:  # the other phases are to be cleaned up, too
+                console.error(MtpppError(f"cleaning up after {phase.title!r}: {error!r}"))
         raise
 
 

@@ -6,13 +6,15 @@ import json
 
 from mtppp.console import Step
 from mtppp.errors import RemoteCommandFailed
-from mtppp.hosts.node import Node
+from mtppp.hosts.node import Ended, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import telling_lines
 from mtppp.phases.phase import WithoutTrace, on_each
 from mtppp.phases.stop import stop_node
 from mtppp.plan.build import PLACEMENT_TIMEOUT
 from mtppp.plan.plan import NodePlan
+
+_MARGIN = 60.0  # seconds for python and Ray's client to start, on a file system that may be slow
 
 
 class StartRay:
@@ -51,12 +53,12 @@ class Place(WithoutTrace):
             command.argv,
             env=deployment.environment(command),
             directory=planned.directory,
-            timeout=PLACEMENT_TIMEOUT + 60,
+            timeout=PLACEMENT_TIMEOUT + _MARGIN,
         )
         if ended.status != 0:
             raise RemoteCommandFailed(
                 node.host,
-                f"the ranks could not be placed: {_problem(ended.stdout)}",
+                f"the ranks could not be placed: {_problem(ended)}",
                 hint="see the Ray logs below, and that the nodes reach each other's address",
                 details=[
                     *telling_lines(ended.stderr, 6),
@@ -70,9 +72,11 @@ class Place(WithoutTrace):
         )
 
 
-def _problem(stdout: str) -> str:
+def _problem(ended: Ended) -> str:
+    if ended.status is None:
+        return f"Ray gave no answer in {PLACEMENT_TIMEOUT + _MARGIN:g} s"
     try:
-        return str(json.loads(stdout.strip().rpartition("\n")[2])["problem"])
+        return str(json.loads(ended.stdout.strip().rpartition("\n")[2])["problem"])
     except (ValueError, KeyError, TypeError):
         return "the command that reserves their GPUs failed"
 

@@ -10,6 +10,7 @@ from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import stage_of_start, telling_lines
 from mtppp.phases.phase import WithoutTrace
+from mtppp.plan.build import SERVER
 
 _POLL = 1.0  # seconds between two looks at a loading server
 _LOOK_AT_NODES = 5.0  # seconds between two questions over ssh
@@ -40,28 +41,31 @@ class WaitUntilReady(WithoutTrace):
     title = "ready"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        stall = deployment.cluster.serve.stall_timeout
-        client = EngineClient(deployment.plan.endpoint)
-        log = ""
-        looked = grown = time.monotonic()
-        while not client.healthy():
-            now = time.monotonic()
-            if now - looked >= _LOOK_AT_NODES:
-                looked = now
-                check_alive(deployment)
-                log, before = server_log(deployment), log
-                grown = now if log != before else grown
-                step.progress(stage_of_start(log))
-            if now - grown > stall:
-                raise HostTimeout(
-                    deployment.head[0].host,
-                    f"the server's log has not grown for {stall} s, and it is not ready",
-                    hint="it hangs, or is busy without a word: then raise serve.stall_timeout",
-                    details=telling_lines(log, 12),
-                )
-            time.sleep(_POLL)
-        client.close()
+        with EngineClient(deployment.plan.endpoint) as client:
+            _wait(deployment, client, step)
         step.note = deployment.plan.endpoint
+
+
+def _wait(deployment: Deployment, client: EngineClient, step: Step) -> None:
+    stall = deployment.cluster.serve.stall_timeout
+    log = ""
+    looked = grown = time.monotonic()
+    while not client.healthy():
+        now = time.monotonic()
+        if now - looked >= _LOOK_AT_NODES:
+            looked = now
+            check_alive(deployment)
+            log, before = server_log(deployment), log
+            grown = now if log != before else grown
+            step.progress(stage_of_start(log))
+        if now - grown > stall:
+            raise HostTimeout(
+                deployment.head[0].host,
+                f"the server's log has not grown for {stall} s, and it is not ready",
+                hint="it hangs, or is busy without a word: then raise serve.stall_timeout",
+                details=telling_lines(log, 12),
+            )
+        time.sleep(_POLL)
 
 
 def check_alive(deployment: Deployment) -> None:
@@ -74,14 +78,14 @@ def check_alive(deployment: Deployment) -> None:
         for entry in node.processes(planned.directory)["recorded"]:
             if entry["alive"]:
                 continue
-            what = "vLLM's server" if entry["role"] == "server" else "Ray"
+            what = "vLLM's server" if entry["role"] == SERVER else "Ray"
             raise RemoteCommandFailed(
                 node.host,
                 f"{what} ended while the deployment was starting",
                 hint=f"the whole log is {entry['log']} on {node.host}",
                 details=telling_lines(
                     server_log(deployment)
-                    if entry["role"] == "server"
+                    if entry["role"] == SERVER
                     else "".join(node.read(entry["log"], limit=1 << 16).values()),
                     12,
                 ),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
-
 from mtppp import state
 from mtppp.console import Step
-from mtppp.errors import RemoteCommandFailed
+from mtppp.errors import MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.connect import Connect
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
 from mtppp.phases.run_directory import LAUNCH_ONLY, SHARED_MEMORY_FILE
 from mtppp.plan import directories
+from mtppp.plan.build import SERVER
 from mtppp.plan.plan import NodePlan
 
-GRACE = 15.0
-"""Seconds that a recorded process has to end by itself before it is killed."""
+GRACE = {SERVER: 15.0}
+"""Seconds that recorded processes have to end by themselves, by role. The server ends its engine
+and that its workers; Ray's processes are killed: nothing that they would save is kept."""
 
 
 class StopNodes(WithoutTrace):
@@ -38,8 +38,18 @@ class StopNodes(WithoutTrace):
                 directories.ray_directory(uid, name, index),
             )
 
-        stop(0)
-        on_each(range(1, len(deployment.nodes)), stop)
+        # Others are stopped also when the first node cannot be; its error is the one to tell.
+        failed: MtpppError | None = None
+        try:
+            stop(0)
+        except MtpppError as error:
+            failed = error
+        try:
+            on_each(range(1, len(deployment.nodes)), stop)
+        except MtpppError as error:
+            failed = failed or error
+        if failed is not None:
+            raise failed
         state.forget(name)
         step.note = (
             f"{name} ended on {', '.join(node.host for node in deployment.nodes)}"
@@ -61,11 +71,8 @@ def stop_node(node: Node, planned: NodePlan) -> None:
 
 
 def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
-    """The same for a run directory; the number of processes that had been recorded."""
-    known = node.read(f"{directory}/{SHARED_MEMORY_FILE}")
-    segments = [path for text in known.values() for path in json.loads(text)]
-    recorded = len(node.processes(directory)["recorded"])
-    ended = node.stop(directory, grace=GRACE, shared_memory=segments)
+    """The same for a run directory; the number of processes that ran."""
+    ended = node.stop(directory, grace=GRACE, segments_file=SHARED_MEMORY_FILE)
     if ended["left"]:
         raise RemoteCommandFailed(
             node.host,
@@ -74,4 +81,4 @@ def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
             details=[f"{process['pid']} {process['command']}" for process in ended["left"]],
         )
     node.clear(directory, ray_directory, LAUNCH_ONLY)
-    return recorded
+    return int(ended["running"])

@@ -11,7 +11,7 @@ from mtppp.cluster.source import describe
 from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
-from mtppp.plan import commands, directories
+from mtppp.plan import commands, directories, flags
 from mtppp.plan.admission import Admission
 from mtppp.plan.environment import node_environment
 from mtppp.plan.layout import cut_into_stages
@@ -24,6 +24,8 @@ from mtppp_patches.patch import names_needed
 from mtppp_patches.registry import PATCHES
 
 NAMESPACE = "mtppp"
+SERVER = "server"
+"""Role of the server's process."""
 PLACEMENT_TIMEOUT = 180.0
 """Seconds until every node must have joined Ray and every GPU be reserved."""
 
@@ -96,10 +98,10 @@ def build_plan(
             log="placement.log",
         ),
         server=Command(
-            role="server",
+            role=SERVER,
             argv=commands.server(
                 python=head.python,
-                model=cluster.model.id,
+                model=facts[0].model_path or cluster.model.id,
                 revision=cluster.model.revision,
                 served_name=cluster.model.served_name,
                 address=head.address,
@@ -121,18 +123,19 @@ def build_plan(
 def serving(cluster: Cluster) -> Serving:
     """How the file says the model is served, as far as memory and time depend on it."""
     args = cluster.serve.args
-    given: dict[str, Any] = {
-        "max_num_seqs": args.get("max-num-seqs"),
-        "max_num_batched_tokens": args.get("max-num-batched-tokens"),
-        "cache_type": args.get("kv-cache-dtype"),
+    given = {
+        "max_num_seqs": flags.count(args, "max-num-seqs"),
+        "max_num_batched_tokens": flags.count(args, "max-num-batched-tokens"),
+        "cache_type": flags.text(args, "kv-cache-dtype"),
         "max_model_len": max_model_len(args.get("max-model-len")),
     }
+    known: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return Serving(
         tensor=cluster.parallel.tensor,
-        expert=cluster.parallel.tensor if args.get("enable-expert-parallel") else None,
+        expert=cluster.parallel.tensor if flags.switch(args, "enable-expert-parallel") else None,
         drafts=cluster.speculative.tokens if cluster.speculative else 0,
         release=cluster.runtime.vllm,
-        **{name: value for name, value in given.items() if value is not None},
+        **known,
     )
 
 
@@ -177,16 +180,20 @@ def engine_spec(
 
     Args:
         layer_partition, placement: None while they are not known, as before a host was asked.
+
+    Raises:
+        ConfigurationError: a flag that decides what is right has a value of the wrong kind.
     """
+    args = cluster.serve.args
     fields: dict[str, Any] = {
         "release": cluster.runtime.vllm,
         "model_type": family,
         "device": cluster.runtime.device,
         "tensor": cluster.parallel.tensor,
         "pipeline": cluster.parallel.pipeline,
-        "expert_parallel": bool(cluster.serve.args.get("enable-expert-parallel", False)),
-        "eplb": bool(cluster.serve.args.get("enable-eplb", False)),
-        "data_parallel": cluster.serve.args.get("data-parallel-size", 1),
+        "expert_parallel": flags.switch(args, "enable-expert-parallel"),
+        "eplb": flags.switch(args, "enable-eplb"),
+        "data_parallel": flags.count(args, "data-parallel-size") or 1,
         "layer_partition": None if layer_partition is None else tuple(layer_partition),
         "speculative": (
             EngineSpeculative(cluster.speculative.method, cluster.speculative.tokens)

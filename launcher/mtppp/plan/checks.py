@@ -18,13 +18,14 @@ from mtppp.model.parallelism import (
     gpu_problems,
     parallel_problems,
 )
+from mtppp.plan.flags import switch
 from mtppp_patches.support import Refusal
 
 
 def model_refusals(cluster: Cluster, model: ModelFacts) -> tuple[Refusal, ...]:
     """What the model itself forbids, whatever the hosts are."""
     parallel = cluster.parallel
-    expert = parallel.tensor if cluster.serve.args.get("enable-expert-parallel") else None
+    expert = parallel.tensor if switch(cluster.serve.args, "enable-expert-parallel") else None
     split = parallel_problems(
         model, tensor=parallel.tensor, pipeline=parallel.pipeline, expert=expert
     )

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from mtppp.errors import ConfigurationError
 from mtppp.plan.plan import RayPorts
 
 # vLLM's workers ask Ray for no CPU, and its tensors do not pass through Ray's object store.
@@ -141,23 +142,41 @@ _CPU_ARGS: Mapping[str, Any] = {"enforce-eager": True, "block-size": 32}
 
 
 def flags(args: Mapping[str, Any]) -> tuple[str, ...]:
-    """Command-line flags: True -> `--x`, False -> `--no-x`, a list -> `--x a b`, a mapping -> JSON.
+    """Command-line flags: True -> `--x`, False -> `--no-x`, a list -> `--x a b`, else `--x=value`.
 
-    None drops a flag, so that a file can undo a default.
+    Mappings, also in a list, become JSON. None and an empty list drop a flag, so that a file can
+    undo a default.
+
+    Raises:
+        ConfigurationError: an item of a list cannot be written so that vLLM reads it as a value.
     """
-    built: list[str] = []
-    for name, value in args.items():
-        match value:
-            case None:
-                continue
-            case True:
-                built.append(f"--{name}")
-            case False:
-                built.append(f"--no-{name}")
-            case dict():
-                built += [f"--{name}", json.dumps(value)]
-            case list():
-                built += [f"--{name}", *(str(item) for item in value)]
-            case _:
-                built += [f"--{name}", str(value)]
-    return tuple(built)
+    return tuple(part for name, value in args.items() for part in _flag(name, value))
+
+
+def _flag(name: str, value: Any) -> tuple[str, ...]:
+    match value:
+        case None | []:
+            return ()
+        case True:
+            return (f"--{name}",)
+        case False:
+            return (f"--no-{name}",)
+        case [only]:
+            return (f"--{name}={_text(only)}",)
+        case [*items]:
+            texts = [_text(item) for item in items]
+            for index, text in enumerate(texts):
+                if text.startswith("-"):
+                    raise ConfigurationError(
+                        f"serve.args.{name}[{index}]: {text!r} begins with a dash:"
+                        " in a list of several, vllm serve would take it for a flag",
+                        hint="rename it, or make it the only item",
+                    )
+            return (f"--{name}", *texts)
+        case _:
+            # With "=", or a value that begins with a dash would be read as a flag.
+            return (f"--{name}={_text(value)}",)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

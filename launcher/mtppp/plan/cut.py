@@ -9,6 +9,7 @@ from mtppp.cluster import Cluster
 from mtppp.errors import ConfigurationError, Refused
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
+from mtppp.plan import flags
 from mtppp.plan.costs import best_cut, partition_problem
 from mtppp.plan.memory import DEFAULT_UTILISATION, Gpu, Serving
 from mtppp.plan.partition import evaluate, explain, refuse_illegal
@@ -51,11 +52,10 @@ def stage_gpus(
 def _smallest_gpu(cluster: Cluster, facts: Sequence[HostFacts], nodes: set[int]) -> Gpu | None:
     if cluster.runtime.device == "cpu" or not all(facts[node].gpus for node in nodes):
         return None
-    utilisation = cluster.serve.args.get("gpu-memory-utilization", DEFAULT_UTILISATION)
-    assert isinstance(utilisation, float | int)
     return Gpu(
         memory=min(gpu.memory for node in nodes for gpu in facts[node].gpus),
-        utilisation=float(utilisation),
+        utilisation=flags.share(cluster.serve.args, "gpu-memory-utilization")
+        or DEFAULT_UTILISATION,
     )
 
 

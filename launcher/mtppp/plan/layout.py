@@ -42,7 +42,7 @@ def _nodes_of_one_stage(gpus: Sequence[int], tensor: int) -> list[int]:
         )
     if nodes[-1] != len(gpus) - 1:
         raise ConfigurationError(
-            f"parallel.tensor is {tensor}: node {nodes[-1] + 2} and those after it would be idle",
+            f"parallel.tensor is {tensor}: nodes[{nodes[-1] + 1}] and those after it would be idle",
             hint="remove those nodes from the file, or raise parallel.tensor",
         )
     return nodes

@@ -8,7 +8,7 @@ changes nothing; only a process with this directory on its PYTHONPATH sees the p
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, util
 from pathlib import Path
@@ -24,7 +24,7 @@ class PluginBundle:
     files: Mapping[str, bytes]
 
 
-def bundle(packages: Iterable[str]) -> PluginBundle:
+def bundle(packages: Sequence[str]) -> PluginBundle:
     """The bundle of these packages, as installed beside the launcher.
 
     Each package has a module `entry_points` with its ENTRY_POINTS: group -> name -> value.
@@ -55,7 +55,7 @@ def _sources(package: str) -> dict[str, bytes]:
     }
 
 
-def _entry_points(packages: Iterable[str]) -> str:
+def _entry_points(packages: Sequence[str]) -> str:
     groups: dict[str, list[str]] = {}
     for package in packages:
         for group, points in import_module(f"{package}.entry_points").ENTRY_POINTS.items():

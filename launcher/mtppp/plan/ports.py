@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from mtppp.cluster.schema import PORTS_PER_NODE
 from mtppp.plan.plan import RayPorts
-
-BLOCK = 100
 
 
 def ray_ports(base: int) -> RayPorts:
@@ -20,7 +19,7 @@ def ray_ports(base: int) -> RayPorts:
         dashboard=base + 7,
         client_server=base + 8,
         first_worker=base + 20,
-        last_worker=base + BLOCK - 1,
+        last_worker=base + PORTS_PER_NODE - 1,
     )
 
 
@@ -30,11 +29,14 @@ def base_of(node: int, *, first: int, local: bool) -> int:
     Hosts of their own all use the same block: one firewall rule. Local nodes share the machine's
     ports, so each has a block of its own.
     """
-    return first + BLOCK * node if local else first
+    return first + PORTS_PER_NODE * node if local else first
 
 
 def listened(ports: RayPorts, *, head: bool) -> tuple[int, ...]:
-    """The ports of a node that must be free before a launch, without the workers' range."""
+    """The ports of a node that must be free before a launch, without the workers' range.
+
+    The dashboard's is not among them: mtppp starts none.
+    """
     always = (
         ports.node_manager,
         ports.object_manager,
@@ -43,4 +45,4 @@ def listened(ports: RayPorts, *, head: bool) -> tuple[int, ...]:
         ports.dashboard_agent_grpc,
         ports.metrics_export,
     )
-    return (ports.gcs, *always, ports.dashboard) if head else always
+    return (ports.gcs, *always, ports.client_server) if head else always

@@ -1,0 +1,344 @@
+"""Where the agent may write, read and remove; and what it makes of the host."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import AGENT, START, answer, ask, ask_all
+
+UID = os.getuid()
+ROOT = f"/var/tmp/mtppp-{UID}"
+STRANGER = 54321
+"""A user that nobody is, to act as; only root can."""
+
+as_root = pytest.mark.skipif(UID != 0, reason="acts as another user, which only root can")
+
+
+def file(path: str, data: bytes = b"data", mode: int = 0o600) -> dict[str, Any]:
+    return {"path": path, "data": base64.b64encode(data).decode(), "mode": mode}
+
+
+def write(directory: str, *files: dict[str, Any]) -> dict[str, Any]:
+    return ask("write", directory=directory, files=files)
+
+
+def names(directory: str) -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
+def mode_of(path: str | Path) -> int:
+    return Path(path).stat().st_mode & 0o777
+
+
+def test_files_get_their_contents_and_modes_whatever_the_umask(run_directory: str) -> None:
+    umask = os.umask(0)
+    try:
+        assert write(
+            run_directory,
+            file("plan.json", bytes(range(256))),
+            file("a/b/program", b"#!", 0o755),
+        ) == {"answer": {}}
+    finally:
+        os.umask(umask)
+    assert Path(run_directory, "plan.json").read_bytes() == bytes(range(256))
+    assert mode_of(f"{run_directory}/plan.json") == 0o600
+    assert mode_of(f"{run_directory}/a/b/program") == 0o755
+    for directory in (Path(run_directory).parent, run_directory, f"{run_directory}/a/b"):
+        assert mode_of(directory) == 0o700
+
+
+def test_a_file_is_replaced_whole(run_directory: str) -> None:
+    write(run_directory, file("a", b"long contents", 0o644))
+    reader = Path(run_directory, "a").open("rb")  # noqa: SIM115 - open across the replacement
+    write(run_directory, file("a", b"new"))
+    with reader:
+        assert reader.read() == b"long contents"
+    assert Path(run_directory, "a").read_bytes() == b"new"
+    assert mode_of(f"{run_directory}/a") == 0o600
+    assert names(run_directory) == ["a"]
+
+
+def test_a_write_that_fails_leaves_nothing_half_done(run_directory: str) -> None:
+    write(run_directory, file("a/b"))
+    failed = write(run_directory, file("a"))
+    assert "error" in failed
+    assert names(run_directory) == ["a"]
+    assert names(f"{run_directory}/a") == ["b"]
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/outside", "a/../../outside", ".", ""])
+def test_files_stay_below_their_directory(run_directory: str, path: str) -> None:
+    failed = write(run_directory, file(path))
+    assert failed["error"].endswith(f" is not below {run_directory}")
+    assert not Path(run_directory).parent.joinpath("outside").exists()
+
+
+def requests(directory: str) -> dict[str, dict[str, Any]]:
+    """One request of every operation that touches a run directory."""
+    return {
+        "write": {"directory": directory, "files": []},
+        "exists": {"path": f"{directory}/x"},
+        "read": {"pattern": f"{directory}/*", "limit": 10},
+        "clear": {"directory": directory, "ray_directory": f"{directory}/r", "names": []},
+        "start": {"role": "r", "argv": ["true"], "env": {}, "directory": directory, "log": "l"},
+        "run": {"argv": ["true"], "env": {}, "directory": directory, "timeout": 5},
+        "processes": {"directory": directory},
+        "stop": {"directory": directory, "grace": {}, "segments_file": "s"},
+    }
+
+
+OPERATIONS = sorted(requests(""))
+
+
+def test_every_operation_on_a_directory_is_in_these_tests() -> None:
+    defined = {
+        line.partition("(")[0].removeprefix("def op_")
+        for line in AGENT.read_text().splitlines()
+        if line.startswith("def op_")
+    }
+    assert defined - {"facts", "uid"} == set(OPERATIONS)
+
+
+def ask_each(directory: str, *, uid: int = UID) -> dict[str, dict[str, Any]]:
+    """The whole answer of each operation on a directory."""
+    asked = [{"op": op, **request} for op, request in requests(directory).items()]
+    answers = ask_all(asked, uid=uid)
+    return {request["op"]: whole for request, whole in zip(asked, answers, strict=True)}
+
+
+@pytest.mark.parametrize(
+    "outside", ["/etc", f"{ROOT}/../elsewhere", f"{ROOT}x/a", "/var/tmp/mtppp-999999/a", ROOT[:-1]]
+)
+def test_no_operation_goes_outside(outside: str) -> None:
+    paths = {"exists": f"{outside}/x", "read": f"{outside}/*"}
+    assert ask_each(outside) == {
+        op: {"error": f"{paths.get(op, outside)} is not a path of mtppp's"} for op in OPERATIONS
+    }
+
+
+@pytest.fixture
+def strangers_root() -> Iterator[Path]:
+    """Where the directory of a user that nobody is would be."""
+    root = Path(f"/var/tmp/mtppp-{STRANGER}")
+    assert not os.path.lexists(root)
+    yield root
+    if root.is_symlink():
+        root.unlink()
+    shutil.rmtree(root, ignore_errors=True)
+
+
+@as_root
+def test_a_directory_that_somebody_else_made_is_refused(strangers_root: Path) -> None:
+    inner = strangers_root / "demo" / "0"
+    inner.mkdir(parents=True)
+    for directory in (strangers_root, inner.parent, inner):
+        directory.chmod(0o777)
+    refusal = {"error": f"{strangers_root} belongs to user {UID}: have it removed"}
+    assert ask_each(str(inner), uid=STRANGER) == dict.fromkeys(OPERATIONS, refusal)
+    assert list(inner.iterdir()) == []
+
+
+@as_root
+def test_a_link_in_place_of_the_directory_is_refused(
+    strangers_root: Path, run_directory: str
+) -> None:
+    # The target is the user's own: following the link would find nothing wrong.
+    target = Path(run_directory).parent
+    (target / "demo" / "0").mkdir(parents=True)
+    for directory in (target, target / "demo", target / "demo" / "0"):
+        os.chown(directory, STRANGER, STRANGER)
+    strangers_root.symlink_to(target)
+    refusal = {
+        "error": f"{strangers_root} is not a directory; somebody may have put it there: remove it"
+    }
+    answers = ask_each(f"{strangers_root}/demo/0", uid=STRANGER)
+    assert answers == dict.fromkeys(OPERATIONS, refusal)
+
+
+@as_root
+def test_a_directory_that_others_can_write_to_is_refused(strangers_root: Path) -> None:
+    strangers_root.mkdir()
+    os.chown(strangers_root, STRANGER, STRANGER)
+    strangers_root.chmod(0o770)
+    refusal = {"error": f"others can write to {strangers_root}: check what is in it and remove it"}
+    answers = ask_each(f"{strangers_root}/demo/0", uid=STRANGER)
+    assert answers == dict.fromkeys(OPERATIONS, refusal)
+
+
+@as_root
+def test_the_first_write_makes_a_private_root(strangers_root: Path) -> None:
+    umask = os.umask(0)
+    try:
+        request = {"op": "write", "directory": f"{strangers_root}/demo/0", "files": []}
+        [whole] = ask_all([request], uid=STRANGER)
+    finally:
+        os.umask(umask)
+    assert whole == {"answer": {}}
+    assert strangers_root.stat().st_uid == STRANGER
+    assert mode_of(strangers_root) == 0o700
+
+
+def test_exists(run_directory: str) -> None:
+    write(run_directory, file("a"))
+    assert answer("exists", path=f"{run_directory}/a") == {"exists": True}
+    assert answer("exists", path=f"{run_directory}/b") == {"exists": False}
+
+
+def test_read_gives_the_end_of_long_files_and_no_error_for_odd_ones(run_directory: str) -> None:
+    write(run_directory, file("rank-0", b"0123456789"), file("rank-1", b"\xff\xfe"))
+    Path(run_directory, "rank-2").mkdir()
+    assert answer("read", pattern=f"{run_directory}/rank-*", limit=4) == {
+        "files": {
+            f"{run_directory}/rank-0": "6789",
+            f"{run_directory}/rank-1": "\ufffd\ufffd",
+            f"{run_directory}/rank-2": "",
+        }
+    }
+    assert answer("read", pattern=f"{run_directory}/none-*", limit=4) == {"files": {}}
+
+
+def test_clear_removes_what_is_named_and_keeps_logs(run_directory: str) -> None:
+    ray = f"{run_directory}-ray"
+    write(run_directory, file("ray-token"), file("attest/rank-0000.json"), file("server.log"))
+    write(run_directory, file("ray-logs/old.log"))
+    write(ray, file("session_2026-11-28_1/logs/old.log"), file("session_2026-11-29_2/logs/gcs.out"))
+    Path(ray, "session_latest").symlink_to(f"{ray}/session_2026-11-29_2")
+    known = ["ray-token", "attest", "never-was"]
+    answer("clear", directory=run_directory, ray_directory=ray, names=known)
+    assert names(run_directory) == ["ray-logs", "server.log"]
+    assert names(f"{run_directory}/ray-logs") == ["gcs.out"]
+    assert not Path(ray).exists()
+    assert answer("clear", directory=run_directory, ray_directory=ray, names=known) == {}
+    assert names(f"{run_directory}/ray-logs") == ["gcs.out"]
+
+
+def test_clear_removes_a_link_and_not_what_it_points_to(run_directory: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    write(run_directory, file("a"))
+    Path(run_directory, "attest").symlink_to(tmp_path)
+    Path(f"{run_directory}-ray").symlink_to(tmp_path)
+    answer("clear", directory=run_directory, ray_directory=f"{run_directory}-ray", names=["attest"])
+    assert precious.read_text() == "kept"
+    assert names(run_directory) == ["a"]
+    assert not os.path.lexists(f"{run_directory}-ray")
+
+
+@pytest.mark.parametrize("name", ["../0", "..", ".", "", "a/b", "/etc/passwd"])
+def test_clear_takes_names_only(run_directory: str, name: str) -> None:
+    write(run_directory, file("a/b"))
+    whole = ask(
+        "clear", directory=run_directory, ray_directory=f"{run_directory}-ray", names=[name]
+    )
+    assert whole == {"error": f"{name!r} is not a name in a directory"}
+    assert Path(run_directory, "a/b").exists()
+
+
+# ---- facts -----------------------------------------------------------------------------------
+
+
+def test_facts_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "ü"}')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with socket.create_server(("127.0.1.7", 0)) as server:
+        taken = server.getsockname()[1]
+        with socket.socket() as probe:
+            probe.bind(("127.0.1.7", 0))
+            free = probe.getsockname()[1]
+        facts = answer("facts", address="127.0.1.7", model_path="~/model", ports=[taken, free])
+    assert facts["ports_taken"] == [taken]
+    assert facts["ports_forbidden"] == []
+    assert facts["uid"] == UID
+    assert facts["hostname"] == socket.gethostname()
+    assert facts["python"] == sys.executable
+    assert facts["python_version"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["interface"] == "lo"
+    assert ["lo", "127.0.0.1"] in facts["addresses"]
+    assert facts["model_path"] == f"{tmp_path}/model"
+    assert facts["model_config"] == '{"model_type": "ü"}'
+    assert facts["versions"] == {"vllm": None, "ray": None, "torch": None}
+
+
+def test_a_listener_on_every_address_takes_the_port() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        facts = answer("facts", address="127.0.1.7", model_path=None, ports=[port])
+    assert facts["ports_taken"] == [port]
+    assert facts["model_path"] is None
+    assert facts["model_config"] is None
+
+
+def test_an_address_that_the_host_does_not_have_takes_no_port() -> None:
+    facts = answer("facts", address="192.0.2.1", model_path="/no/model", ports=[26300])
+    assert facts["interface"] is None
+    assert facts["ports_taken"] == []
+    assert facts["model_path"] == "/no/model"
+    assert facts["model_config"] is None
+
+
+@as_root
+@pytest.mark.skipif(
+    int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text()) <= 80,
+    reason="everybody may listen on port 80 here",
+)
+def test_a_port_that_only_root_may_have_is_forbidden_and_not_taken() -> None:
+    request = {"op": "facts", "address": "127.0.1.7", "model_path": None, "ports": [80]}
+    [whole] = ask_all([request], uid=STRANGER)
+    assert whole["answer"]["ports_forbidden"] == [80]
+    assert whole["answer"]["ports_taken"] == []
+    assert whole["answer"]["user"] == str(STRANGER)
+
+
+NVIDIA_SMI = """\
+#!/bin/sh
+[ "$*" = "--query-gpu=name,memory.total,compute_cap --format=csv,noheader,nounits" ] || exit 2
+cat <<'LISTED'
+NVIDIA H100 80GB HBM3, 81559, 9.0
+NVIDIA GB10, [N/A], 12.1
+LISTED
+"""
+
+
+def test_gpus_as_nvidia_smi_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    facts = answer("facts", address="127.0.0.1", model_path=None, ports=[])
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert facts["gpus"] == [
+        {"name": "NVIDIA H100 80GB HBM3", "memory": 81559 * 2**20, "compute_capability": "9.0"},
+        {"name": "NVIDIA GB10", "memory": machine, "compute_capability": "12.1"},
+    ]
+
+
+def test_addresses_without_the_program_that_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    facts = answer("facts", address="127.0.0.1", model_path=None, ports=[])
+    assert ["lo", "127.0.0.1"] in facts["addresses"]
+    assert facts["interface"] == "lo"
+
+
+def test_the_agent_needs_nothing_but_ascii_to_travel() -> None:
+    """Some locales read standard input in an encoding of their own."""
+    request = json.dumps({"op": "uid"})
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", START],
+        input=f"{AGENT.read_text()!a}\n{request}".encode("ascii"),
+        env={"PYTHONIOENCODING": "ascii", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {"answer": {"uid": UID}}

@@ -1,0 +1,145 @@
+"""Each way in which ranks can differ from the Plan is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mtppp.phases.attest import differences
+from mtppp.plan.plan import Plan
+
+
+@pytest.fixture
+def plan(make_plan: Callable[..., Plan]) -> Plan:
+    return make_plan(parallel={"pipeline": 2, "layer_partition": [4, 2]})
+
+
+def records_of(plan: Plan) -> list[dict[str, Any]]:
+    """What the ranks attest when all is as planned, as the plugin writes it."""
+    return [
+        {
+            "schema": 1,
+            "rank": rank.rank,
+            "node": rank.node,
+            "stage": rank.stage,
+            "tensor_rank": rank.tensor_rank,
+            "address": plan.nodes[rank.node].address,
+            "layers": list(
+                range(plan.stages[rank.stage].first_layer, plan.stages[rank.stage].last_layer + 1)
+            ),
+            "drafter": "Glm4MoeMTP" if plan.stages[rank.stage].drafter else None,
+            "runner": "vllm.v1.worker.gpu.model_runner.GPUModelRunner",
+            "runner_v2": True,
+            "executor": "ray",
+            "async_scheduling": True,
+            "vllm": f"{plan.vllm}+cpu",
+            "plugins": "0123456789abcdef",
+            "patches": {name: {"targets": [], "pending": []} for name in plan.patches},
+            "displaced": [],
+        }
+        for rank in plan.ranks
+    ]
+
+
+def test_ranks_that_are_as_planned(plan: Plan) -> None:
+    assert list(differences(plan, records_of(plan))) == []
+    assert list(differences(plan, reversed(records_of(plan)))) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("rank", "changes", "told"),
+    [
+        (0, {"node": 1}, "rank 0: node is 1, planned is 0"),
+        (0, {"address": "10.0.0.2"}, "rank 0: address is 10.0.0.2, planned is 10.0.0.1"),
+        (1, {"stage": 0}, "rank 1: stage is 0, planned is 1"),
+        (1, {"tensor_rank": 1}, "rank 1: tensor_rank is 1, planned is 0"),
+        (0, {"layers": [0, 1, 2, 4]}, "rank 0: layers is 0-2,4, planned is 0-3"),
+        (1, {"layers": []}, "rank 1: layers is [], planned is 4-5"),
+        (1, {"layers": None}, "rank 1: layers is None, planned is 4-5"),
+        (0, {"drafter": "MTP"}, "rank 0 of stage 0 has a drafter"),
+        (1, {"drafter": None}, "rank 1 of stage 1 has no drafter"),
+        (0, {"async_scheduling": False}, "rank 0: async_scheduling is False, planned is True"),
+        (0, {"executor": "mp"}, "rank 0: executor is mp, planned is ray"),
+        (1, {"plugins": "ffff"}, "rank 1: plugins is ffff, planned is 0123456789abcdef"),
+        (0, {"vllm": "0.31.0"}, "rank 0: release is 0.31.0, planned is 0.32.0"),
+        (0, {"displaced": ["a.b"]}, "rank 0: displaced is ['a.b'], planned is []"),
+        (
+            0,
+            {"runner_v2": False, "runner": "vllm.v1.worker.gpu_model_runner.GPUModelRunner"},
+            "rank 0: runs vllm.v1.worker.gpu_model_runner.GPUModelRunner, not the V2 model runner",
+        ),
+        (
+            1,
+            {"patches": {"placement": {}}},
+            "rank 1: patches are placement, planned are {patches}",
+        ),
+        (
+            1,
+            {"patches": {}},
+            "rank 1: patches are none, planned are {patches}",
+        ),
+    ],
+)
+def test_each_difference_is_told(plan: Plan, rank: int, changes: dict[str, Any], told: str) -> None:
+    records = records_of(plan)
+    records[rank].update(changes)
+    patches = ", ".join(sorted(plan.patches))
+    assert list(differences(plan, records)) == [told.format(patches=patches)]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "node",
+        "address",
+        "stage",
+        "tensor_rank",
+        "layers",
+        "async_scheduling",
+        "executor",
+        "plugins",
+        "vllm",
+        "displaced",
+        "runner_v2",
+        "patches",
+    ],
+)
+def test_what_a_rank_does_not_say_is_a_difference(plan: Plan, key: str) -> None:
+    records = records_of(plan)
+    del records[0][key]
+    [told] = differences(plan, records)
+    assert told.startswith("rank 0: ")
+
+
+def test_all_differences_of_all_ranks_are_told(plan: Plan) -> None:
+    records = records_of(plan)
+    records[0]["executor"] = "mp"
+    records[1].update(drafter=None, layers=[5])
+    assert list(differences(plan, records)) == [
+        "rank 0: executor is mp, planned is ray",
+        "rank 1: layers is 5, planned is 4-5",
+        "rank 1 of stage 1 has no drafter",
+    ]
+
+
+def test_ranks_that_are_missing_too_many_or_twice(plan: Plan) -> None:
+    first, second = records_of(plan)
+    assert list(differences(plan, [])) == ["rank 0 has not attested", "rank 1 has not attested"]
+    assert list(differences(plan, [first, second, second | {"rank": 2}])) == [
+        "rank 2 attested, but is not in the Plan"
+    ]
+    assert list(differences(plan, [first, second | {"node": 0}, second])) == [
+        "rank 1 attested on a, b"
+    ]
+
+
+def test_the_drafter_is_expected_nowhere_without_speculation(
+    make_plan: Callable[..., Plan],
+) -> None:
+    plan = make_plan(speculative=None)
+    records = records_of(plan)
+    assert list(differences(plan, records)) == []
+    records[1]["drafter"] = "MTP"
+    assert list(differences(plan, records)) == ["rank 1 of stage 1 has a drafter"]

@@ -1,0 +1,265 @@
+"""What on the hosts is not as the file needs it, and which model they have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from mtppp.cluster import Cluster
+from mtppp.console import Console, Step
+from mtppp.errors import ConfigurationError, MtpppError
+from mtppp.hosts.facts import HostFacts
+from mtppp.hosts.node import Node
+from mtppp.model.config import ModelConfig
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.facts import GatherFacts, problems
+from mtppp.phases.find_model import FindModel, compare_nodes, on_nodes
+
+FILE = Path("cluster.yaml")
+GPU = {"name": "H100", "memory": 80 * 2**30, "compute_capability": "9.0"}
+
+
+@pytest.fixture
+def told(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
+) -> Callable[..., list[str]]:
+    """What is told of two hosts, the second with these facts."""
+
+    def told(cluster: dict[str, Any] | None = None, **second: Any) -> list[str]:
+        facts = [make_facts(gpus=[GPU]), make_facts(gpus=[GPU], **second)]
+        return list(problems(make_cluster(**cluster or {}), facts))
+
+    return told
+
+
+def test_hosts_as_they_should_be(told: Callable[..., list[str]]) -> None:
+    assert told() == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "lines"),
+    [
+        (
+            {"versions": {"vllm": "0.31.0", "ray": "2.60.0", "torch": "2.13.0"}},
+            ["b: /opt/vllm/bin/python has vLLM 0.31.0; runtime.vllm asks for 0.32.0"],
+        ),
+        (
+            {"versions": {"vllm": None, "ray": "2.60.0", "torch": "2.13.0"}},
+            ["b: /opt/vllm/bin/python has no vLLM; runtime.vllm asks for 0.32.0"],
+        ),
+        (
+            {"versions": {"vllm": "0.32.0", "ray": "2.9.3", "torch": "2.13.0"}},
+            [
+                "b: Ray 2.9.3 is too old: token authentication needs 2.60 or newer",
+                "Ray must be the same on all nodes: a 2.60.0, b 2.9.3",
+            ],
+        ),
+        (
+            {"versions": {"vllm": "0.32.0", "ray": None, "torch": "2.13.0"}},
+            [
+                "b: /opt/vllm/bin/python has no Ray; vLLM's own images have had none since 0.19",
+                "Ray must be the same on all nodes: a 2.60.0, b None",
+            ],
+        ),
+        (
+            {"versions": {"vllm": "0.32.0", "ray": "2.60.0", "torch": "2.12.0"}},
+            ["torch must be the same on all nodes: a 2.13.0, b 2.12.0"],
+        ),
+        ({"python_version": "3.11.9"}, []),
+        (
+            {"python_version": "3.12.1"},
+            ["Python must be the same on all nodes: a 3.11, b 3.12"],
+        ),
+        (
+            {"interface": None},
+            ["b: no interface has the address 10.0.0.2; it has lo 127.0.0.1, eth0 10.0.0.1"],
+        ),
+        (
+            {"ports_taken": [26301, 26302]},
+            [
+                "b: something else listens on 26301, 26302;"
+                " set ray.base_port or serve.port to free ones"
+            ],
+        ),
+        (
+            {"ports_forbidden": [80]},
+            ["b: ubuntu may not listen on 80; set serve.port to 1024 or higher"],
+        ),
+        (
+            {"model_config": None},
+            ["b: there is no /models/demo/config.json that ubuntu may read"],
+        ),
+        (
+            {"model_path": "/home/b/demo"},
+            ["model.id must be the same on all nodes: a /models/demo, b /home/b/demo"],
+        ),
+    ],
+)
+def test_each_problem_is_told(
+    told: Callable[..., list[str]], facts: dict[str, Any], lines: list[str]
+) -> None:
+    assert told(**facts) == lines
+
+
+def test_too_few_gpus(told: Callable[..., list[str]]) -> None:
+    nodes = [{"host": h, "address": f"10.0.0.{i}", "gpus": 8} for i, h in enumerate("ab", 1)]
+    assert told({"nodes": nodes}) == [
+        "a: nodes[0].gpus is 8, but the driver shows 1 GPUs",
+        "b: nodes[1].gpus is 8, but the driver shows 1 GPUs",
+    ]
+
+
+class Answering:
+    """A node whose host is as it is told."""
+
+    def __init__(self, host: str, facts: HostFacts, marked: int = 0) -> None:
+        self.host = host
+        self._facts = facts
+        self._marked = marked
+        self.asked: dict[str, Any] = {}
+
+    def facts(self, **asked: Any) -> HostFacts:
+        self.asked = asked
+        return self._facts
+
+    def processes(self, directory: str) -> dict[str, Any]:
+        return {"marked": [{"pid": 1, "command": directory}] * self._marked}
+
+
+def gathered(cluster: Cluster, *nodes: Answering) -> tuple[Deployment, Step]:
+    deployment = Deployment(cluster=cluster, nodes=[cast(Node, node) for node in nodes], file=FILE)
+    step = Step(Console(), "hosts")
+    GatherFacts().run(deployment, step)
+    return deployment, step
+
+
+def test_what_hosts_are_asked(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
+) -> None:
+    first = Answering("a", make_facts(gpus=[GPU]))
+    second = Answering("b", make_facts(gpus=[GPU], hostname="second"))
+    deployment, step = gathered(make_cluster(), first, second)
+    assert [facts.hostname for facts in deployment.facts] == ["host", "second"]
+    assert step.note == "vLLM 0.32.0, Ray 2.60.0, Python 3.11.7"
+    assert first.asked == {
+        "address": "10.0.0.1",
+        "model_path": "/models/demo",
+        "ports": [26300, *range(26301, 26307), 26308, 8000],
+    }
+    assert second.asked == {
+        "address": "10.0.0.2",
+        "model_path": "/models/demo",
+        "ports": list(range(26301, 26307)),
+    }
+
+
+def test_one_problem_is_the_message_and_several_are_listed(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
+) -> None:
+    good, bad = Answering("a", make_facts(gpus=[GPU])), Answering("b", make_facts())
+    with pytest.raises(MtpppError) as raised:
+        gathered(make_cluster(), good, bad)
+    assert raised.value.message == "b: nodes[1].gpus is 1, but the driver shows 0 GPUs"
+    assert raised.value.details == ()
+    with pytest.raises(MtpppError) as raised:
+        gathered(make_cluster(), bad, bad)
+    assert raised.value.message == "the hosts are not as the file says"
+    assert len(raised.value.details) == 2
+
+
+def test_a_deployment_that_runs_takes_its_own_ports(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
+) -> None:
+    first = Answering("a", make_facts(gpus=[GPU], ports_taken=[26300]))
+    second = Answering("b", make_facts(gpus=[GPU], ports_taken=[26301]), marked=3)
+    deployment, _ = gathered(make_cluster(), first, second)
+    assert deployment.running
+    with pytest.raises(MtpppError, match="something else listens on 26300"):
+        gathered(make_cluster(), first, Answering("b", make_facts(gpus=[GPU])))
+
+
+# ---- the model -------------------------------------------------------------------------------
+
+
+def test_the_model_is_decided_on_before_any_host_is_touched(
+    make_cluster: Callable[..., Cluster], demo_directory: Path
+) -> None:
+    deployment = Deployment(
+        cluster=make_cluster(model={"id": str(demo_directory)}), nodes=[], file=FILE
+    )
+    step = Step(Console(), "model")
+    FindModel().run(deployment, step)
+    assert deployment.model is not None
+    assert deployment.model.model_type == "glm4_moe"
+    assert step.note == f"{demo_directory} (file {demo_directory}/config.json)"
+
+
+def test_a_model_that_only_nodes_have_is_left_for_later(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    deployment = Deployment(cluster=make_cluster(), nodes=[], file=FILE)
+    step = Step(Console(), "model")
+    FindModel().run(deployment, step)
+    assert deployment.config is None
+    assert step.note == "/models/demo: to be read on the nodes"
+
+
+def test_a_directory_that_we_may_not_look_into_says_nothing(
+    make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    deployment = Deployment(cluster=make_cluster(), nodes=[], file=FILE)
+    monkeypatch.setattr(Path, "is_dir", refuse)  # root may look everywhere
+    FindModel().run(deployment, Step(Console(), "model"))
+    assert deployment.config is None
+
+
+def test_a_configuration_on_the_operators_side_counts(
+    make_cluster: Callable[..., Cluster], demo_directory: Path
+) -> None:
+    model = {"id": "/models/demo", "config": str(demo_directory)}
+    deployment = Deployment(cluster=make_cluster(model=model), nodes=[], file=FILE)
+    FindModel().run(deployment, Step(Console(), "model"))
+    assert deployment.config is not None
+
+
+def test_nodes_must_hold_the_same_model(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
+) -> None:
+    facts = [make_facts(), make_facts()]
+    config = on_nodes(make_cluster().model, ["a", "b"], facts)
+    assert config.origin == "a:/models/demo/config.json"
+    compare_nodes(config, ["a", "b"], facts)
+
+    text = facts[0].model_config
+    assert text is not None
+    newer = json.dumps(json.loads(text) | {"transformers_version": "9.9"})
+    compare_nodes(config, ["a", "b"], [facts[0], make_facts(model_config=newer)])
+
+    other = json.dumps(json.loads(text) | {"num_hidden_layers": 7})
+    with pytest.raises(ConfigurationError) as raised:
+        compare_nodes(config, ["a", "b"], [facts[0], make_facts(model_config=other)])
+    assert raised.value.message == (
+        "b holds another model: its config.json differs from a:/models/demo/config.json"
+    )
+
+
+def test_a_model_of_the_hub_is_not_looked_for_on_nodes(
+    make_facts: Callable[..., HostFacts],
+) -> None:
+    config = ModelConfig({"model_type": "x"}, "hub", None)
+    compare_nodes(config, ["a"], [make_facts(model_config=None)])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_configuration_that_is_none(
+    make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"^a:/models/demo/config\.json: "):
+        on_nodes(make_cluster().model, ["a"], [make_facts(model_config=text)])

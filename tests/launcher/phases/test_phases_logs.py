@@ -1,0 +1,89 @@
+"""What is shown of real logs. They are excerpts of what vLLM 0.32.0 and Ray 2.60.0 wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mtppp.phases.logs import telling_lines
+
+DATA = Path(__file__).parents[2] / "data"
+AOT = (
+    "RuntimeError: aot_compile is not supported by the current configuration. Please make sure"
+    " torch.compile is enabled with the latest version of PyTorch (current using torch: 2.13.0+cpu)"
+)
+WORKER = (
+    "(RayWorkerProc pid=7941) (Worker_PP0 pid=7941) ERROR 11-29 14:31:01"
+    " [multiproc_executor.py:1063] "
+)
+
+
+def lines_of(name: str, count: int = 12) -> list[str]:
+    return telling_lines((DATA / f"vllm-0.32.0-{name}.log").read_text(), count)
+
+
+def test_a_port_that_is_taken() -> None:
+    assert lines_of("port-taken") == ["OSError: [Errno 98] Address already in use"]
+
+
+def test_a_model_that_is_not_there() -> None:
+    assert lines_of("wrong-model")[-1] == (
+        "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or"
+        " 'namespace/repo_name': '/models/no-such-model'. Use `repo_type` argument if needed."
+    )
+
+
+def test_workers_that_failed_in_the_middle_of_each_others_tracebacks() -> None:
+    assert lines_of("workers-failed") == [
+        "(EngineCore pid=5387) ERROR 11-29 14:31:01 [core.py:1510] EngineCore failed to start.",
+        "(EngineCore pid=5387) ERROR 11-29 14:31:01 [core.py:1510] RuntimeError: Worker failed with"
+        " error 'aot_compile is not supported by the current configuration. Please make sure"
+        " torch.compile is enabled with the latest version of PyTorch (current using torch:"
+        " 2.13.0+cpu)', please check the stack trace a",
+        f"{WORKER}WorkerProc hit an exception.",
+        f"{WORKER}{AOT}",
+        "RuntimeError: Engine core initialization failed. See root cause above."
+        " Failed core proc(s): {}",
+    ]
+
+
+def test_when_there_are_too_many_the_first_and_the_last_are_shown() -> None:
+    everything = lines_of("workers-failed")
+    assert lines_of("workers-failed", 5) == everything
+    assert lines_of("workers-failed", 3) == [everything[0], *everything[-2:]]
+    assert lines_of("workers-failed", 1) == everything[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("\n \n", []),
+        ("one\n\ntwo\nthree\n", ["two", "three"]),
+        ("\x1b[31mERROR\x1b[0m bad\n", ["ERROR bad"]),
+        ("ERROR " + "x" * 400, ["ERROR " + "x" * 294]),
+        # Shown by every load that takes a while.
+        (
+            "ERROR No available shared memory broadcast block found in 60 seconds.\nloading\n",
+            ["ERROR No available shared memory broadcast block found in 60 seconds.", "loading"],
+        ),
+        # What is wrong stands below the name of pydantic's exception.
+        (
+            "Traceback (most recent call last):\n"
+            '  File "x.py", line 1, in <module>\n'
+            "    raise ValueError(\n"
+            "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig\n"
+            "  Value error, no such thing\n"
+            "INFO done\n",
+            [
+                "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig",
+                "  Value error, no such thing",
+            ],
+        ),
+        # Cut off at its beginning.
+        ("    call()\n  File 'y'\nKeyError: 'a'\n", ["KeyError: 'a'"]),
+    ],
+)
+def test_lines(text: str, lines: list[str]) -> None:
+    assert telling_lines(text, 2) == lines

@@ -1,0 +1,364 @@
+"""Steps that act on nodes, with real processes on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import running
+
+from mtppp.console import Step
+from mtppp.errors import HostTimeout, MtpppError, RemoteCommandFailed
+from mtppp.hosts.node import File
+from mtppp.phases import serve
+from mtppp.phases.attest import Attest
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.ray_cluster import Place, StartRay
+from mtppp.phases.serve import StartServer, WaitUntilReady
+from mtppp.phases.ship import ShipPlugins
+from mtppp.phases.stop import StopNodes
+
+Deploy = Callable[..., Deployment]
+
+
+def listing(directory: str) -> list[str]:
+    return sorted(path.name for path in Path(directory).iterdir())
+
+
+def make_directories(deployment: Deployment) -> None:
+    """All that processes need of what is shipped."""
+    for node, planned in deployment.members:
+        node.write(planned.directory, [])
+
+
+def change_plan(deployment: Deployment, **changes: Any) -> None:
+    assert deployment.reviewed is not None
+    plan = replace(deployment.plan, **changes)
+    deployment.reviewed = replace(deployment.reviewed, plan=plan)
+
+
+def alive(deployment: Deployment) -> list[int]:
+    """How many processes run for each node."""
+    return [
+        len(node.processes(planned.directory)["marked"]) for node, planned in deployment.members
+    ]
+
+
+def test_ship_puts_everything_there_once(deploy: Deploy, step: Step) -> None:
+    deployment = deploy(secrets=["HF_TOKEN"])
+    ShipPlugins().run(deployment, step)
+    first, second = (planned for _, planned in deployment.members)
+    for planned in (first, second):
+        assert listing(planned.directory) == [
+            "launch.json",
+            "plan.json",
+            "ray-token",
+            "vllm-config",
+        ]
+        directory = Path(planned.directory)
+        assert (directory / "plan.json").read_text() == deployment.plan.to_json()
+        assert (directory / "ray-token").stat().st_mode & 0o777 == 0o600
+        assert json.loads(
+            (directory / "vllm-config" / "ray_non_carry_over_env_vars.json").read_text()
+        ) == [
+            "GLOO_SOCKET_IFNAME",
+            "HF_TOKEN",
+            "MTPPP_RUN_DIR",
+            "NCCL_SOCKET_IFNAME",
+            "PATH",
+            "PYTHONPATH",
+            "RAY_AUTH_TOKEN_PATH",
+            "VLLM_CONFIG_ROOT",
+        ]
+    tokens = {Path(planned.directory, "ray-token").read_text() for planned in (first, second)}
+    assert [len(token) for token in tokens] == [64]
+    shipped = {
+        path.relative_to(first.plugins).as_posix(): path.read_bytes()
+        for path in Path(first.plugins).rglob("*")
+        if path.is_file()
+    }
+    assert shipped == deployment.plugins.files
+    made = Path(first.plugins, "mtppp_patches", "plugin.py").stat().st_mtime_ns
+
+    ShipPlugins().run(deployment, step)
+    assert Path(first.plugins, "mtppp_patches", "plugin.py").stat().st_mtime_ns == made
+    assert Path(first.directory, "ray-token").read_text() not in tokens
+
+
+def test_ship_mends_plugins_that_arrived_in_part(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    node, planned = deployment.head
+    node.write(planned.plugins, [File("mtppp_patches/plugin.py", b"half")])
+    ShipPlugins().run(deployment, step)
+    plugin = Path(planned.plugins, "mtppp_patches", "plugin.py")
+    assert plugin.read_bytes() == deployment.plugins.files["mtppp_patches/plugin.py"]
+
+
+def test_ship_removes_what_a_crash_left(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    node, planned = deployment.head
+    record = [{"role": "server", "pid": 1, "started": 1, "log": "server.log"}]
+    node.write(
+        planned.directory,
+        [
+            File("processes.json", json.dumps(record).encode()),
+            File("attest/rank-0007.json", b"{}"),
+            File("server.log", b"kept"),
+        ],
+    )
+    ShipPlugins().run(deployment, step)
+    assert "attest" not in listing(planned.directory)
+    assert "server.log" in listing(planned.directory)
+    assert node.processes(planned.directory)["recorded"] == []
+
+
+def test_ship_cleaned_up_leaves_no_token(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    ShipPlugins().run(deployment, step)
+    ShipPlugins().clean_up(deployment)
+    for _, planned in deployment.members:
+        assert listing(planned.directory) == ["plan.json"]
+
+
+def test_processes_start_on_their_nodes_and_cleaning_up_ends_them(
+    deploy: Deploy, step: Step
+) -> None:
+    deployment = deploy()
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    StartServer().run(deployment, step)
+    assert alive(deployment) == [2, 1]
+    log = f"{deployment.plan.head.directory}/server.log"
+    assert step.note == f"log a:{log}"
+    StartRay().clean_up(deployment)
+    assert alive(deployment) == [0, 0]
+    assert "processes.json" not in listing(deployment.plan.head.directory)
+
+
+def test_secrets_reach_the_processes_and_no_file(deploy: Deploy, step: Step) -> None:
+    deployment = deploy(
+        server="import os; print(len(os.environ['HF_TOKEN']))", secrets=["HF_TOKEN"]
+    )
+    deployment.secrets = {"HF_TOKEN": "hf_secret_value"}
+    ShipPlugins().run(deployment, step)
+    StartRay().run(deployment, step)
+    for _, planned in deployment.members:
+        for path in Path(planned.directory).rglob("*"):
+            assert path.is_dir() or b"hf_secret_value" not in path.read_bytes(), path
+    [ray] = deployment.nodes[1].processes(deployment.plan.nodes[1].directory)["marked"]
+    assert b"HF_TOKEN=hf_secret_value" in Path(f"/proc/{ray['pid']}/environ").read_bytes()
+    assert "hf_secret_value" not in ray["command"]
+
+
+def test_stop_ends_everything_and_says_so_only_once(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    StopNodes().run(deployment, step)
+    assert alive(deployment) == [0, 0]
+    assert step.note == f"{deployment.plan.name} ended on a, b"
+    assert listing(deployment.plan.nodes[1].directory) == ["ray.log"]
+    StopNodes().run(deployment, step)
+    assert step.note == f"{deployment.plan.name} was not running"
+
+
+def test_stop_goes_on_when_the_first_node_cannot_be_stopped(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    deployment.nodes[0].python = "/no/python"
+    with pytest.raises(RemoteCommandFailed, match=r"^a: there is no python at /no/python$"):
+        StopNodes().run(deployment, step)
+    deployment.nodes[0].python = deployment.nodes[1].python
+    assert alive(deployment) == [1, 0]
+
+
+READY = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+HTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
+"""
+DIES = "raise OSError(98, 'Address already in use')"
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_POLL", 0.01)
+    monkeypatch.setattr(serve, "_LOOK_AT_NODES", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_ready_when_the_server_says_so(deploy: Deploy, step: Step, free_port: int) -> None:
+    deployment = deploy(server=READY.replace("{port}", str(free_port)))
+    make_directories(deployment)
+    StartServer().run(deployment, step)
+    WaitUntilReady().run(deployment, step)
+    assert step.note == f"http://127.0.0.1:{free_port}"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_ended_is_told_with_its_last_words(deploy: Deploy, step: Step) -> None:
+    deployment = deploy(server=DIES)
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    StartServer().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        WaitUntilReady().run(deployment, step)
+    log = f"{deployment.plan.head.directory}/server.log"
+    assert raised.value.message == "a: vLLM's server ended while the deployment was starting"
+    assert raised.value.details == ("OSError: [Errno 98] Address already in use",)
+    assert raised.value.hint == f"the whole log is {log} on a"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_ray_that_ended_is_told_with_its_own_log(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    plan = deployment.plan
+    second = replace(plan.nodes[1], ray=running(plan.nodes[1].ray, "raise ValueError('ray')"))
+    change_plan(deployment, nodes=(plan.nodes[0], second))
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    StartServer().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        WaitUntilReady().run(deployment, step)
+    assert raised.value.message == "b: Ray ended while the deployment was starting"
+    assert raised.value.details == ("ValueError: ray",)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_is_never_ready(
+    deploy: Deploy, step: Step, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = deploy(serve={"port": free_port, "stall_timeout": 1})
+    monkeypatch.setattr(serve, "_LOOK_AT_NODES", 60.0)
+    make_directories(deployment)
+    StartServer().run(deployment, step)
+    with pytest.raises(HostTimeout) as raised:
+        WaitUntilReady().run(deployment, step)
+    assert raised.value.message == (
+        "a: the server's log has not grown for 1 s, and it is not ready"
+    )
+    assert raised.value.hint.endswith("raise serve.stall_timeout")
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (
+            'print(\'{"problem": "10.0.0.2 has not joined"}\'); raise SystemExit(1)',
+            "a: the ranks could not be placed: 10.0.0.2 has not joined",
+        ),
+        (
+            "raise ConnectionError('no GCS')",
+            "a: the ranks could not be placed: the command that reserves their GPUs failed",
+        ),
+    ],
+)
+def test_a_placement_that_fails(deploy: Deploy, step: Step, script: str, message: str) -> None:
+    deployment = deploy()
+    plan = deployment.plan
+    change_plan(deployment, placement=running(plan.placement, script))
+    make_directories(deployment)
+    node, planned = deployment.members[1]
+    node.write(planned.directory, [File("ray.log", b"fine\nRayError: no\n")])
+    with pytest.raises(RemoteCommandFailed) as raised:
+        Place().run(deployment, step)
+    assert raised.value.message == message
+    assert raised.value.details[-1] == "b: RayError: no"
+
+
+def test_a_placement_says_where_stages_are(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    plan = deployment.plan
+    change_plan(deployment, placement=running(plan.placement, "print('{}')"))
+    make_directories(deployment)
+    Place().run(deployment, step)
+    assert step.note == "stage 0 on a, stage 1 on b"
+
+
+def attested(deployment: Deployment) -> list[dict[str, Any]]:
+    plan = deployment.plan
+    return [
+        {
+            "rank": rank.rank,
+            "stage": rank.stage,
+            "tensor_rank": rank.tensor_rank,
+            "address": plan.nodes[rank.node].address,
+            "layers": list(
+                range(plan.stages[rank.stage].first_layer, plan.stages[rank.stage].last_layer + 1)
+            ),
+            "drafter": "MTP" if plan.stages[rank.stage].drafter else None,
+            "runner_v2": True,
+            "executor": "ray",
+            "async_scheduling": True,
+            "vllm": plan.vllm,
+            "plugins": os.path.basename(plan.nodes[rank.node].plugins),  # noqa: PTH119
+            "patches": dict.fromkeys(plan.patches),
+            "displaced": [],
+        }
+        for rank in plan.ranks
+    ]
+
+
+def test_what_ranks_wrote_is_read_and_their_shared_memory_kept(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    for (node, planned), record in zip(deployment.members, attested(deployment), strict=True):
+        path = f"attest/rank-{record['rank']:04d}.json"
+        node.write(planned.directory, [File(path, json.dumps(record).encode())])
+    Attest().run(deployment, step)
+    assert step.note == "2 ranks are as planned"
+    assert Path(deployment.plan.head.directory, "shared-memory.json").read_text() == "[]"
+
+
+def test_a_rank_that_did_not_write_is_told(deploy: Deploy, step: Step) -> None:
+    with pytest.raises(MtpppError) as raised:
+        Attest().run(deploy(), step)
+    assert raised.value.message == "the ranks are not what was planned"
+    assert raised.value.details == ("rank 0 has not attested", "rank 1 has not attested")
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"rank": null}', b'{"rank": "x"}'])
+def test_a_record_that_is_none_is_told(deploy: Deploy, step: Step, text: bytes) -> None:
+    deployment = deploy()
+    node, planned = deployment.head
+    node.write(planned.directory, [File("attest/rank-0000.json", text)])
+    with pytest.raises(RemoteCommandFailed) as raised:
+        Attest().run(deployment, step)
+    path = f"{planned.directory}/attest/rank-0000.json"
+    assert raised.value.message == f"a: {path} is no record of a rank"
+
+
+RETITLED = """
+import setproctitle, time
+setproctitle.setproctitle("ray::Worker" + "x" * 4000)
+print("up")
+time.sleep(600)
+"""
+
+
+@pytest.mark.vllm
+def test_a_process_that_retitles_itself_as_ray_does_keeps_its_mark(
+    deploy: Deploy, vllm_python: Callable[[str], Path]
+) -> None:
+    deployment = deploy()
+    make_directories(deployment)
+    node, planned = deployment.head
+    argv = [str(vllm_python("0.32.0")), "-u", "-c", RETITLED]
+    node.start(
+        role="ray", argv=argv, env=planned.ray.env, directory=planned.directory, log="ray.log"
+    )
+    log = Path(planned.directory, "ray.log")
+    while "up" not in log.read_text():
+        time.sleep(0.01)
+    [process] = node.processes(planned.directory)["marked"]
+    assert process["command"].startswith("ray::Worker")
+    assert node.stop(planned.directory, grace={}, segments_file="none")["running"] == 1

@@ -1,0 +1,96 @@
+"""Proven combinations only; GLM-5.2 is not one yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mtppp.cluster import Cluster
+from mtppp.errors import Refused
+from mtppp.plan.admission import Admission, consider, refuse
+from mtppp.plan.build import engine_spec
+
+GLM = "glm_moe_dsa"
+
+
+@pytest.fixture
+def decide(make_cluster: Callable[..., Cluster]) -> Callable[..., Admission]:
+    """What is decided for a family on a cluster that differs from the usual one by `changes`."""
+
+    def decide(family: str, **changes: Any) -> Admission:
+        cluster = make_cluster(**changes)
+        admission = consider(engine_spec(cluster, family=family))
+        refuse(f"{family} on vLLM {cluster.runtime.vllm}", admission.refusals)
+        return admission
+
+    return decide
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_what_is_proven_goes_ahead(decide: Callable[..., Admission], family: str) -> None:
+    assert decide(family).evidence.startswith("evidence decode: engine")
+
+
+def test_what_is_not_proven_is_refused_with_the_way_out(
+    decide: Callable[..., Admission],
+) -> None:
+    with pytest.raises(Refused) as raised:
+        decide(GLM)
+    assert raised.value.exit_status == 4
+    assert raised.value.message == (
+        "glm_moe_dsa on vLLM 0.32.0: glm_moe_dsa under pipeline parallelism has not been proven on"
+        " vLLM 0.32.0"
+    )
+    assert raised.value.details == ()
+    assert raised.value.hint == (
+        "run it with pipeline: 1, or choose a release on which it is proven (`mtppp patches`);"
+        " `at_own_risk: [unlisted_family]` goes ahead all the same"
+    )
+
+
+def test_without_a_pipeline_vllm_is_left_as_it_is(decide: Callable[..., Admission]) -> None:
+    one = {"parallel": {"tensor": 2}, "speculative": None}
+    assert decide(GLM, **one) == Admission()
+    assert Admission().evidence == "as vLLM ships it"
+
+
+def test_a_risk_that_the_file_spells_out_goes_ahead_and_is_kept(
+    decide: Callable[..., Admission],
+) -> None:
+    admission = decide(GLM, at_own_risk=["unlisted_family"])
+    assert [refusal.code for refusal in admission.overridden] == ["unlisted_family"]
+
+
+def test_another_risk_does_not_do(decide: Callable[..., Admission]) -> None:
+    with pytest.raises(Refused):
+        decide(GLM, at_own_risk=["eplb_mtp"])
+
+
+def test_a_risk_that_need_not_be_taken_is_not_in_the_plan(
+    decide: Callable[..., Admission],
+) -> None:
+    assert decide("glm4_moe", at_own_risk=["unlisted_family"]).overridden == ()
+
+
+def test_a_release_that_nobody_looked_at_cannot_be_risked(
+    decide: Callable[..., Admission],
+) -> None:
+    runtime = {"vllm": "0.99.0", "python": "/opt/vllm/bin/python"}
+    with pytest.raises(Refused) as raised:
+        decide("glm4_moe", runtime=runtime, at_own_risk=["unknown_release"])
+    message = raised.value.message
+    assert message.startswith("glm4_moe on vLLM 0.99.0: mtppp does not know vLLM 0.99.0")
+    assert raised.value.hint.startswith("use one of 0.23.0, ")
+    assert "at_own_risk" not in raised.value.hint
+
+
+def test_all_reasons_are_told(decide: Callable[..., Admission]) -> None:
+    with pytest.raises(Refused) as raised:
+        decide(GLM, serve={"args": {"enable-eplb": True}})
+    assert [detail.partition(" (")[0] for detail in raised.value.details] == [
+        "expert load balancing",
+        "with expert load balancing",
+    ]
+    assert raised.value.hint.endswith("remove --enable-eplb")
