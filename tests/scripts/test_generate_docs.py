@@ -7,7 +7,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_reference_pages_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "scripts/generate_docs.py")
+    spec = importlib.util.spec_from_file_location(
+        "generate_docs", ROOT / "scripts/generate_docs.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
