@@ -15,12 +15,15 @@ INTERRUPTED = 130
 
 # name -> (module, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("mtppp.cli.init", "Write a first cluster file."),
+    "import": ("mtppp.cli.import_commands", "Turn vllm serve commands into a cluster file."),
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
     "plan": ("mtppp.cli.plan", "Show all that a launch would do, and do nothing."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),
     "model": ("mtppp.cli.model", "Look at a model, from its config.json."),
+    "export": ("mtppp.cli.export", "Print plain commands, for running without mtppp."),
     "stop": ("mtppp.cli.stop", "End a deployment, and only what it started."),
 }
 

@@ -1,6 +1,6 @@
 """cluster.yaml: what may stand in it, and how it is read."""
 
-from mtppp.cluster.loading import Loaded, load
+from mtppp.cluster.loading import Loaded, load, parse
 from mtppp.cluster.schema import (
     Cluster,
     Model,
@@ -28,4 +28,5 @@ __all__ = [
     "Speculative",
     "Ssh",
     "load",
+    "parse",
 ]

@@ -36,7 +36,19 @@ def load(path: Path) -> Loaded:
         ConfigurationError: the file cannot be read or is not valid. `details` has one line for
             each problem, in the order of the file: `cluster.yaml:12: nodes[1].adress: ...`.
     """
-    document = read_document(_read(path))
+    return parse(_read(path), path)
+
+
+def parse(text: str, path: Path) -> Loaded:
+    """Validate the text of a cluster file.
+
+    Args:
+        path: what messages call it; relative paths in it start at its directory.
+
+    Raises:
+        ConfigurationError: as `load`.
+    """
+    document = read_document(text)
     source = Source(path, document.lines)
     problems = document.problems
     if not document.complete:

@@ -73,6 +73,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME = re.compile(r"(?:.*_)?(?:TOKEN|API_KEY|SECRET|PASSWORD|PASSWD|SECRET_ACCESS_KEY)")
 
 
+def reserved_variables() -> Mapping[str, str]:
+    """The variables of `RESERVED_ENV`, and why the file may not set them."""
+    return _RESERVED_REASONS
+
+
 def flag_problems(keys: Sequence[str]) -> Iterator[Problem]:
     """What is wrong with the keys of serve.args."""
     seen: dict[str, str] = {}
@@ -105,9 +110,9 @@ def env_problems(env: Mapping[str, object]) -> Iterator[Problem]:
     for name, value in env.items():
         if not _VARIABLE.fullmatch(name):
             yield Problem((name,), "not a variable name: letters, digits and _ only")
-        elif reason := _reserved_env(name):
+        elif reason := reserved_env(name):
             yield Problem((name,), f"must not be set here: {reason}")
-        elif _looks_secret(name):
+        elif looks_secret(name):
             yield Problem((name,), "a secret must not be in the file; list its name under secrets")
         elif isinstance(value, bool | float):
             # As text there is more than one way to write it, and programs differ: True, true, 1.
@@ -123,7 +128,7 @@ def secret_problems(names: Sequence[object]) -> Iterator[Problem]:
         # Not shown: it may be the secret itself.
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             yield Problem((i,), "must be the name of an environment variable, never its value")
-        elif reason := _reserved_env(name):
+        elif reason := reserved_env(name):
             yield Problem((i,), f"{name} must not be passed on: {reason}")
         elif name in seen:
             yield Problem((i,), f"{name} is listed twice; remove one of the two")
@@ -149,7 +154,7 @@ def _managed_flag(flag: str) -> str | None:
     return None
 
 
-def _reserved_env(name: str) -> str | None:
+def reserved_env(name: str) -> str | None:
     """Why the variable must not be set for a node; None when it may be."""
     if reason := _RESERVED_REASONS.get(name):
         return reason
@@ -158,6 +163,6 @@ def _reserved_env(name: str) -> str | None:
     return None
 
 
-def _looks_secret(name: str) -> bool:
+def looks_secret(name: str) -> bool:
     """Whether a variable of this name holds a secret, as far as a name can tell."""
     return _SECRET_NAME.fullmatch(name) is not None

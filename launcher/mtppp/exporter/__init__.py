@@ -1,0 +1,1 @@
+"""Commands for people who must run a deployment without mtppp."""

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Writes the reference pages of docs/ from the sources they describe.
+
+scripts/generate_docs.py           writes them
+scripts/generate_docs.py --check   exit status 1 when one is not as the sources say
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches")]
+
+from pydantic import BaseModel  # noqa: E402
+from pydantic.fields import FieldInfo  # noqa: E402
+
+from mtppp.cluster.managed import MANAGED_FLAGS, reserved_variables  # noqa: E402
+from mtppp.cluster.schema import Cluster  # noqa: E402
+
+EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
+
+_NAMES = {str: "text", int: "number", float: "number", bool: "true or false", Path: "path"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = [path for path, text in pages().items() if not _is_current(path, text)]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)} {'is not up to date' if check else 'written'}")
+        if not check:
+            path.write_text(pages()[path], encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page and its text."""
+    return {ROOT / "docs/cluster-yaml.md": cluster_page()}
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def cluster_page() -> str:
+    """The reference of cluster.yaml, from the schema."""
+    lines = [
+        "# cluster.yaml",
+        "",
+        "<!-- Made by scripts/generate_docs.py from launcher/mtppp/cluster; do not edit. -->",
+        "",
+        f"{Cluster.__doc__} Unknown and duplicate keys are errors, and all errors of a file are "
+        "shown at once.",
+        "Paths on your side are relative to the file; `~/` is your home directory there, and the "
+        "home",
+        "directory on the node in paths on nodes. Ready files to begin with are in "
+        "`cluster_configs/`;",
+        "`mtppp init` asks a few questions and writes one, `mtppp import` makes one of a "
+        "`vllm serve`",
+        "command.",
+        "",
+        *_sections(),
+        "## Flags that are not for serve.args",
+        "",
+        "mtppp sets these itself, or the file has a place for them:",
+        "",
+        *_table(("flag", "instead"), ((f"`--{flag}`", why) for flag, why in MANAGED_FLAGS.items())),
+        "",
+        "## Variables that are not for runtime.env",
+        "",
+        *_table(("variable", "why"), ((f"`{n}`", why) for n, why in reserved_variables().items())),
+        "",
+        "## An example",
+        "",
+        f"`{EXAMPLE}`:",
+        "",
+        "```yaml",
+        (ROOT / EXAMPLE).read_text(encoding="utf-8").rstrip(),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sections() -> Iterator[str]:
+    """A table for the top of the file, then one for each section in it."""
+    yield from _section("The file", Cluster)
+    for name, field in Cluster.model_fields.items():
+        section = _model_in(field.annotation)
+        if section is not None:
+            yield from _section(f"{name}{'[]' if _is_list(field.annotation) else ''}", section)
+
+
+def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    if model is not Cluster:
+        yield from (str(model.__doc__).strip(), "")
+    yield from _table(
+        ("key", "value", "default", ""),
+        (
+            (f"`{name}`", type_name(field.annotation), _default(field), field.description or "")
+            for name, field in model.model_fields.items()
+        ),
+    )
+    yield ""
+
+
+def _table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for row in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+def type_name(annotation: Any) -> str:
+    """A type as a person calls it."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_name(arguments[0])
+    if origin in (Union, types.UnionType):
+        parts = [type_name(part) for part in arguments if part is not type(None)]
+        return " or ".join(dict.fromkeys(parts))
+    if origin is Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin is not None:
+        return f"list of {type_name(arguments[0])}" if _is_list(annotation) else "mapping"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    return _NAMES.get(annotation, str(getattr(annotation, "__name__", annotation)))
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) in (list, tuple)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field holds, or holds a list of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(part) for part in get_args(annotation))
+    return next((model for model in found if model is not None), None)
+
+
+def _default(field: FieldInfo) -> str:
+    # A node's `gpus` is completed from elsewhere in the file before it is validated.
+    if field.is_required():
+        return "" if "by default" in (field.description or "") else "required"
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is None or value == "" or isinstance(value, BaseModel) or value in ((), {}):
+        return ""
+    return f"`{value}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
