@@ -351,7 +351,7 @@ def judge(
             **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
         }
     return {
-        "right": all(scenario.pop("right") for scenario in scenarios.values()),
+        "right": all([scenario.pop("right") for scenario in scenarios.values()]),
         "drafts": run["drafts"],
         "accepted": run["accepted"],
         "prefix_hits": run["prefix_hits"],
