@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument(
         "--shared-embedding",
         action="store_true",
-        help="run on a copy of the model without the MTP layer's own embedding, as GLM-5.3 has none",
+        help="run on a copy of the model whose MTP layer has no embedding of its own",
     )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per engine")
     parser.add_argument("--python", type=Path, help="of an environment with that release")
@@ -177,7 +177,7 @@ def without_own_embedding(model: Path, copy: Path, python: Path) -> Path:
     code = (
         "import re, sys; from safetensors.torch import load_file, save_file\n"
         "tensors = load_file(sys.argv[1])\n"
-        "own = [n for n in tensors if re.fullmatch(r'model.layers.[0-9]+.embed_tokens.weight', n)]\n"
+        "own = [n for n in tensors if re.fullmatch(r'model.layers.*.embed_tokens.weight', n)]\n"
         "assert own\n"
         "kept = {n: t for n, t in tensors.items() if n not in own}\n"
         "save_file(kept, sys.argv[1], metadata={'format': 'pt'})\n"
@@ -377,8 +377,9 @@ def judge(
             **judge_structured(pairs),
             **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
         }
+    right = [scenario.pop("right") for scenario in scenarios.values()]
     return {
-        "right": all([scenario.pop("right") for scenario in scenarios.values()]),
+        "right": all(right),
         "drafts": run["drafts"],
         "accepted": run["accepted"],
         "prefix_hits": run["prefix_hits"],
