@@ -32,6 +32,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,6 +122,11 @@ def main() -> int:
     parser.add_argument("--candidates", default=",".join(arm.name for arm in CANDIDATES))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--faults", default="", help="faults of tests/faults")
+    parser.add_argument(
+        "--shared-embedding",
+        action="store_true",
+        help="run on a copy of the model whose MTP layer has no embedding of its own",
+    )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per engine")
     parser.add_argument("--python", type=Path, help="of an environment with that release")
     parser.add_argument("--output", type=Path)
@@ -132,15 +138,21 @@ def main() -> int:
         for fault in filter(None, arguments.faults.split(","))
         for arm in sound
     ]
-    lab = Laboratory(
-        release=arguments.release,
-        model=arguments.model.resolve(),
-        dtype=arguments.dtype,
-        python=arguments.python or environment(arguments.release),
-        scenarios=arguments.scenarios.split(","),
-        timeout=arguments.timeout,
-    )
-    result = lab.examine([*sound, *faulty])
+    python = arguments.python or environment(arguments.release)
+    with tempfile.TemporaryDirectory(prefix="relay-model-") as directory:
+        model = arguments.model.resolve()
+        if arguments.shared_embedding:
+            model = without_own_embedding(model, Path(directory) / model.name, python)
+        lab = Laboratory(
+            release=arguments.release,
+            model=model,
+            dtype=arguments.dtype,
+            python=python,
+            scenarios=arguments.scenarios.split(","),
+            timeout=arguments.timeout,
+        )
+        result = lab.examine([*sound, *faulty])
+    result["shared_embedding"] = arguments.shared_embedding
     name = f"{arguments.release}-{arguments.model.name}.json"
     output = arguments.output or ROOT / "patches/evidence" / name
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -157,6 +169,21 @@ def environment(release: str) -> Path:
         [ROOT / "scripts/environment", release], stdout=subprocess.PIPE, text=True, check=True
     )
     return Path(made.stdout.strip())
+
+
+def without_own_embedding(model: Path, copy: Path, python: Path) -> Path:
+    """A copy of a model whose MTP layer has no embedding of its own; the path of the copy."""
+    shutil.copytree(model, copy)
+    code = (
+        "import re, sys; from safetensors.torch import load_file, save_file\n"
+        "tensors = load_file(sys.argv[1])\n"
+        "own = [n for n in tensors if re.fullmatch(r'model.layers.*.embed_tokens.weight', n)]\n"
+        "assert own\n"
+        "kept = {n: t for n, t in tensors.items() if n not in own}\n"
+        "save_file(kept, sys.argv[1], metadata={'format': 'pt'})\n"
+    )
+    subprocess.run([python, "-c", code, copy / "model.safetensors"], check=True)
+    return copy
 
 
 @dataclass(frozen=True)
@@ -350,8 +377,9 @@ def judge(
             **judge_structured(pairs),
             **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
         }
+    right = [scenario.pop("right") for scenario in scenarios.values()]
     return {
-        "right": all(scenario.pop("right") for scenario in scenarios.values()),
+        "right": all(right),
         "drafts": run["drafts"],
         "accepted": run["accepted"],
         "prefix_hits": run["prefix_hits"],
