@@ -9,6 +9,7 @@ from mtppp_patches import (
     drafter_weights,
     engine_guard,
     placement,
+    stage_boundary,
     structured_drafts,
 )
 from mtppp_patches.patch import Patch
@@ -19,6 +20,7 @@ PATCHES: tuple[Patch, ...] = (
     draft_relay.PATCH,
     drafter_weights.PATCH,
     structured_drafts.PATCH,
+    stage_boundary.PATCH,
     placement.PATCH,
     attest.PATCH,
 )
