@@ -8,6 +8,7 @@ from mtppp_patches import (
     draft_relay,
     drafter_weights,
     engine_guard,
+    index_share,
     placement,
     stage_boundary,
     structured_drafts,
@@ -21,6 +22,7 @@ PATCHES: tuple[Patch, ...] = (
     drafter_weights.PATCH,
     structured_drafts.PATCH,
     stage_boundary.PATCH,
+    index_share.PATCH,
     placement.PATCH,
     attest.PATCH,
 )
