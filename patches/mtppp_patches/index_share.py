@@ -43,13 +43,15 @@ def layers_read(config: Mapping[str, Any]) -> tuple[int, ...]:
     if family.startswith("deepseek_v41"):
         return tuple(_published_below(config, layer) for layer in layers)
     attending, sharing = _sparse_layers(config, family), _sharing_layers(config, family)
-    read = []
+    read = list(layers)
     source = None
     for layer in layers:
-        uses_earlier = layer in attending and layer in sharing and source is not None
-        read.append(source if uses_earlier else layer)
-        if layer in attending and layer not in sharing:
+        if layer not in attending:
+            continue
+        if layer not in sharing:
             source = layer
+        elif source is not None:
+            read[layer] = source
     return tuple(read)
 
 

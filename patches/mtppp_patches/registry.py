@@ -9,6 +9,7 @@ from mtppp_patches import (
     drafter_weights,
     engine_guard,
     index_share,
+    invariants,
     placement,
     stage_boundary,
     structured_drafts,
@@ -23,6 +24,7 @@ PATCHES: tuple[Patch, ...] = (
     structured_drafts.PATCH,
     stage_boundary.PATCH,
     index_share.PATCH,
+    invariants.PATCH,
     placement.PATCH,
     attest.PATCH,
 )

@@ -44,19 +44,31 @@ from vllm.model_executor.layers.linear import (  # noqa: E402
 from vllm.sequence import IntermediateTensors  # noqa: E402
 from vllm.version import __version__  # noqa: E402
 
+from mtppp_patches import invariants  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec  # noqa: E402
+from mtppp_patches.observations import SAMPLE_EVERY, Ledger, Report  # noqa: E402
 from mtppp_patches.patch import install, names_needed, vllm_root  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
 RELEASE = __version__.partition("+")[0]
 HIDDEN, LAYERS, TOKENS, EXPERTS = 64, 4, 8, 8
 
+# As far as the invariants look at vLLM's scheduler output and input batch.
+PLAN = types.SimpleNamespace(
+    num_scheduled_tokens={"a": TOKENS}, scheduled_spec_decode_tokens={}, finished_req_ids=set()
+)
+BATCH = types.SimpleNamespace(num_tokens=TOKENS, input_ids=torch.arange(TOKENS, dtype=torch.int32))
+
 
 class Attention(torch.nn.Module):
     """What the layers need of attention: sharded, and the output left un-summed."""
 
-    def __init__(self, *_: Any, prefix: str, **__: Any) -> None:
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str, **_: Any) -> None:
         super().__init__()
+        layer = int(prefix.split(".")[-2])
+        own = vllm_config.model_config.hf_config.index_topk_pattern[layer] == "F"
+        self.indexer = object() if own else None
+        self.skip_topk = False
         self.up = ColumnParallelLinear(HIDDEN, 2 * HIDDEN, bias=False, prefix=f"{prefix}.up")
         self.o_proj = RowParallelLinear(
             2 * HIDDEN, HIDDEN, bias=False, reduce_results=False, prefix=f"{prefix}.o_proj"
@@ -105,10 +117,15 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One forward pass of a model in a world of processes."""
+    """One forward pass of a model in a world of processes.
+
+    Attributes:
+        indexers: by layer, F: has an indexer of its own, S: shares that of the layer before.
+    """
 
     dtype: str = "float32"
     expert_parallel: bool = False
+    indexers: str = "F" * LAYERS
     patched: bool = False
 
 
@@ -120,11 +137,13 @@ class Outcome:
         hidden_states: the model's output, on the first rank of the last stage.
         summed: all-reduces over the tensor-parallel group during the forward pass.
         handed_over_equal: whether every tensor handed over was the same on all ranks.
+        report: what the invariants' watch observed.
     """
 
     hidden_states: list[list[float]] | None
     summed: int
     handed_over_equal: bool
+    report: Report
 
 
 def main(families: list[str]) -> int:
@@ -146,7 +165,7 @@ def report(name: str, family: Family) -> None:
     cases = [Case(), Case("bfloat16")]
     worlds = [(2, 2), (4, 2)]
     if name == "nvidia":  # The others share its forward pass or have a copy of it.
-        cases.append(Case(expert_parallel=True))
+        cases += [Case(expert_parallel=True), Case(indexers="FFSF"), Case(indexers="FSFS")]
         worlds.append((2, 4))
     [alone] = run(family, 1, 1, [Case()], forwards)
     tensor_only = {tensor: run(family, tensor, 1, cases, forwards) for tensor in (2, 4)}
@@ -165,12 +184,16 @@ def compare(
 ) -> dict[str, Any]:
     """A pipeline's outcome against the same tensor parallelism without, and against one process."""
     output = output_of(ranks)
+    ledger = Ledger()
+    violations = ledger.take(rank.report for rank in ranks)
     return {
         "relative_error": float((output - alone).norm() / alone.norm()),
         "equal_to_tensor_only": bool((output == output_of(tensor_only)).all()),
         "summed": sorted({rank.summed for rank in ranks}),
         "summed_tensor_only": tensor_only[0].summed,
         "handed_over_equal": all(rank.handed_over_equal for rank in ranks),
+        "checks": {name: n for name, n in ledger.checks.items() if n},
+        "violated": sorted({violation.invariant for violation in violations}),
     }
 
 
@@ -182,7 +205,7 @@ def patch(family: Family) -> dict[bool, Any]:
     """Do what the plugin does at start-up; returns the model's forward, stock and patched."""
     model = getattr(import_module(family.module), family.model)
     stock = model.forward
-    parallel = {"tensor": 2, "pipeline": 2, "device": family.device}
+    parallel = {"tensor": 2, "pipeline": 2, "device": family.device, "invariants": "count"}
     planned = names_needed(PATCHES, EngineSpec(RELEASE, family.model_type, **parallel))
     spec = EngineSpec(RELEASE, family.model_type, **parallel, patches=planned)
     install(PATCHES, spec, RELEASE, vllm_root())
@@ -324,12 +347,18 @@ def forward(model: Any, dtype: torch.dtype) -> Outcome:
         return all_reduce(tensor_to_sum)
 
     tensor.all_reduce = counted
+    watch = invariants.WATCH = invariants.Watch()
     output = model(None, torch.arange(TOKENS), received, inputs_embeds=embedded)
     tensor.all_reduce = all_reduce
 
+    handed_over = None if pipeline.is_last_rank else output
+    for _ in range(SAMPLE_EVERY):
+        watch.step(PLAN, BATCH, handed_over)
+    report = invariants.report(None)
     if pipeline.is_last_rank:
         first = tensor.rank_in_group == 0
-        return Outcome(output.tolist() if first else None, summed, handed_over_equal=True)
+        hidden_states = output.tolist() if first else None
+        return Outcome(hidden_states, summed, handed_over_equal=True, report=report)
     equal = all(
         bool((part == value).all())
         for value in output.tensors.values()
@@ -337,7 +366,7 @@ def forward(model: Any, dtype: torch.dtype) -> Outcome:
     )
     for handle in pipeline.isend_tensor_dict(output.tensors, all_gather_group=tensor):
         handle.wait()
-    return Outcome(None, summed, equal)
+    return Outcome(None, summed, equal, report)
 
 
 def vllm_config(tensor: int, pipeline: int, case: Case) -> VllmConfig:
@@ -362,6 +391,7 @@ def vllm_config(tensor: int, pipeline: int, case: Case) -> VllmConfig:
         routed_scaling_factor=2.5,
         rms_norm_eps=1e-5,
         index_topk=4,
+        index_topk_pattern=case.indexers,
         num_attention_heads=4,
         tie_word_embeddings=False,
         layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.observations import DRAFT_IDS, HANDED_OVER, OWN_INDICES, SAME_STEP
 from mtppp_patches.stage_boundary import PATCH, affected
 
 WORLD = Path(__file__).with_name("pipeline_world.py")
@@ -61,11 +62,22 @@ def test_stages_compute_what_tensor_parallelism_alone_computes(
     for run in stock:
         assert run["relative_error"] > 1e-2, run
         assert not run["handed_over_equal"], run
+        assert HANDED_OVER in run["violated"], run
     for run in patched:
         assert run["equal_to_tensor_only"], run  # Bit by bit, in bfloat16 too.
         assert run["relative_error"] < (1e-5 if run["dtype"] == "float32" else 5e-2), run
         assert run["handed_over_equal"], run
         assert sums_of_stages(run) == run["summed"], run
+        assert run["violated"] == ([OWN_INDICES] if cuts_an_index_group(run) else []), run
+        assert {SAME_STEP, DRAFT_IDS, HANDED_OVER} <= set(run["checks"]), run
+        assert run["checks"].get(OWN_INDICES, 0) == run["tensor"] * run["indexers"].count("S"), run
+
+
+def cuts_an_index_group(run: dict[str, Any]) -> bool:
+    """Whether a stage begins with a layer that shares the indices of the one before."""
+    layers = len(run["indexers"])
+    starts = range(0, layers, layers // run["pipeline"])
+    return any(run["indexers"][start] == "S" for start in starts)
 
 
 def sums_of_stages(run: dict[str, Any]) -> list[int]:
