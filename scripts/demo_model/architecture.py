@@ -94,9 +94,11 @@ def glm4_moe() -> Family:
 
 
 def deepseek_v3() -> Family:
-    """DeepSeek-V3's layout: multi-head latent attention, sigmoid routing by groups.
+    """DeepSeek-V3's layout: multi-head latent attention, YaRN, sigmoid routing by groups.
 
-    vLLM's CPU kernel for latent attention exists only for DeepSeek's own latent size, 512 + 64.
+    vLLM's CPU kernel for latent attention exists only for DeepSeek's own latent size, 512 + 64, and
+    on CPUs its rotary embedding is wrong for this attention unless it is of the type YaRN, as
+    DeepSeek's own is. With a factor of 1 YaRN rotates as without.
     """
     config = DeepseekV3Config(
         **common_sizes(),
@@ -114,7 +116,16 @@ def deepseek_v3() -> Family:
         scoring_func="sigmoid",
         moe_layer_freq=1,
         rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 1.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     )
     return Family(
         config,

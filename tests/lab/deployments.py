@@ -53,7 +53,7 @@ def cluster_file(
             "args": {
                 "max-model-len": 512,
                 "max-num-seqs": 8,
-                "dtype": "float32" if model != "demo-deepseek-v3" else "bfloat16",
+                "dtype": "float32",
             }
         },
     } | changes
