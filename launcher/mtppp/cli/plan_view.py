@@ -44,6 +44,8 @@ class _View:
         yield from self._section("Cut", review.cut.why)
         yield from self._memory()
         yield from self._section("Patches", words.patch_lines(review))
+        yield from self._section("Set where the file says nothing", words.default_lines(review))
+        yield from self._section("Left alone", words.withheld_lines(review))
         yield from self._environment()
         yield from self._commands()
         yield from self._section("Ports", words.port_lines(plan))

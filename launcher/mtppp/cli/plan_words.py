@@ -290,3 +290,17 @@ def override(review: Review) -> str:
         return ""
     codes = ", ".join(dict.fromkeys(refusal.code for refusal in review.refusals))
     return f"at_own_risk: [{codes}] in the file goes ahead all the same"
+
+
+def default_lines(review: Review) -> Iterator[str]:
+    """What is set where the file says nothing, with the reason."""
+    for setting in review.defaults.env:
+        yield f"{setting.name}={setting.value}: {setting.reason}"
+    for setting in review.defaults.args:
+        yield f"--{setting.name} {setting.value}: {setting.reason}"
+
+
+def withheld_lines(review: Review) -> Iterator[str]:
+    """What is often recommended and not set, with the reason."""
+    for withheld in review.defaults.withheld:
+        yield f"{withheld.name}: {withheld.reason}"

@@ -105,6 +105,18 @@ def choose_defaults(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFac
     )
 
 
+def with_defaults(cluster: Cluster, defaults: Defaults) -> Cluster:
+    """The cluster as it will run: what the file says, and beneath it what was chosen here."""
+    args = {**defaults.arg_values(), **cluster.serve.args}
+    env = {**defaults.env_values(), **cluster.runtime.env}
+    return cluster.model_copy(
+        update={
+            "serve": cluster.serve.model_copy(update={"args": args}),
+            "runtime": cluster.runtime.model_copy(update={"env": env}),
+        }
+    )
+
+
 # ---- environment -----------------------------------------------------------------------------
 
 
@@ -177,7 +189,7 @@ def _utilisation(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFacts]
         "gpu-memory-utilization",
         DEFAULT_UTILISATION,
         "what the memory of the Plan is calculated with; vLLM's own 0.92 leaves less for prompts "
-        "scored with prompt_logprobs, which `mtppp verify` does",
+        "scored with prompt_logprobs",
     )
 
 
@@ -185,8 +197,8 @@ def _batched_tokens(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFac
     return Setting(
         "max-num-batched-tokens",
         Serving(tensor=1).max_num_batched_tokens,
-        "vLLM chooses by the GPU's memory, 2048 to 16384; fixed, because the Plan's memory and the "
-        "verifier's chunked prompts depend on it",
+        "vLLM chooses by the GPU's memory, 2048 to 16384; fixed: the Plan's memory and where long "
+        "prompts are cut depend on it",
     )
 
 
@@ -232,8 +244,7 @@ _NEVER = (
     Withheld(
         "ulimits",
         "open files 1048576, locked memory unlimited, stack 64 MiB are what RDMA needs "
-        "(vllm#42075); raising them is the node's administration, checking them is not done yet "
-        "without the fact",
+        "(vllm#42075); raising them is the node's administration, and they are not asked for",
         "limits: soft and hard nofile, memlock and stack of a process started there",
     ),
     Withheld(

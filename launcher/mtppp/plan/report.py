@@ -24,6 +24,7 @@ def report(review: Review) -> dict[str, Any]:
         "memory": _memory(review),
         "evidence": {what: asdict(proof) for what, proof in review.admission.proofs.items()},
         "refusals": [asdict(refusal) for refusal in review.refusals],
+        "defaults": asdict(review.defaults),
         "warnings": [asdict(warning) for warning in review.warnings],
         "unknowns": list(review.unknowns),
     }

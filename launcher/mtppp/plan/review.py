@@ -16,6 +16,7 @@ from mtppp.plan.admission import Admission, consider, refuse
 from mtppp.plan.build import build_plan, engine_spec, serving
 from mtppp.plan.checks import gpu_refusals, model_refusals
 from mtppp.plan.cut import ANY_SIZE, MEMORY, Cut, choose_cut, stage_gpus
+from mtppp.plan.defaults import Defaults, choose_defaults, with_defaults
 from mtppp.plan.layout import assign_ranks
 from mtppp.plan.memory import Gpu, MemoryReport, Serving, memory_report
 from mtppp.plan.plan import Plan, Rank
@@ -45,6 +46,7 @@ class Review:
         memory: of every stage; None when the model's sizes are not known. Where the GPU is not
             known, only what a stage takes means anything, not what is left.
         refusals: why it must not be launched, overridden ones left out.
+        defaults: what is set where the file says nothing, and what is not; with the reasons.
         warnings: what else to know.
         unknowns: what could not be established, one sentence each.
     """
@@ -58,6 +60,7 @@ class Review:
     gpu_names: tuple[str, ...]
     memory: MemoryReport | None
     refusals: tuple[Refusal, ...]
+    defaults: Defaults
     warnings: tuple[Warn, ...]
     unknowns: tuple[str, ...]
 
@@ -103,10 +106,12 @@ def review(
         *model_refusals(cluster, model),
         *gpu_refusals(cluster, model, facts),
     ]
-    served = serving(cluster)
+    defaults = choose_defaults(cluster, model, facts)
+    settled = with_defaults(cluster, defaults)
+    served = serving(settled)
     if _takes_native_length(cluster):
         served = replace(served, max_model_len=model.context)
-    gpus = stage_gpus(cluster, ranks, facts)
+    gpus = stage_gpus(settled, ranks, facts)
     try:
         cut = choose_cut(cluster, model, served, gpus)
     except ConfigurationError:
@@ -118,7 +123,7 @@ def review(
     in_spite = [r for r in refusals if r.code == MEMORY and MEMORY in cluster.at_own_risk]
     admission = replace(admission, overridden=(*admission.overridden, *in_spite))
     plan = build_plan(
-        cluster,
+        settled,
         model=model,
         admission=admission,
         layer_partition=cut.counts,
@@ -136,7 +141,11 @@ def review(
         gpu_names=_gpu_names(ranks, facts, parallel.pipeline),
         memory=memory,
         refusals=tuple(refusal for refusal in refusals if refusal not in in_spite),
-        warnings=tuple(_warnings(cluster, model, admission, ranks, served)),
+        defaults=defaults,
+        warnings=(
+            *_warnings(cluster, model, admission, ranks, served),
+            *(Warn(warning) for warning in defaults.warnings),
+        ),
         unknowns=(*memory_unknowns, *_unknown_gpus(cluster, gpus), *model.unknowns),
     )
 

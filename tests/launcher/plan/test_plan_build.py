@@ -110,6 +110,10 @@ def test_commands_on_the_first_node(make_plan: Callable[..., Plan]) -> None:
         "--async-scheduling",
         "--speculative-config",
         '{"method": "mtp", "num_speculative_tokens": 3}',
+        "--gpu-memory-utilization=0.9",
+        "--max-num-batched-tokens=8192",
+        "--max-num-seqs=128",
+        "--enable-prefix-caching",
     )
 
 
