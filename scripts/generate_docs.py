@@ -22,6 +22,10 @@ from pydantic.fields import FieldInfo  # noqa: E402
 
 from mtppp.cluster.managed import MANAGED_FLAGS, reserved_variables  # noqa: E402
 from mtppp.cluster.schema import Cluster  # noqa: E402
+from mtppp_patches.patch import Patch  # noqa: E402
+from mtppp_patches.registry import PATCHES  # noqa: E402
+from mtppp_patches.releases import RELEASES  # noqa: E402
+from mtppp_patches.support import Family, support  # noqa: E402
 
 EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
 
@@ -42,11 +46,68 @@ def main() -> int:
 
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {ROOT / "docs/cluster-yaml.md": cluster_page()}
+    return {
+        ROOT / "docs/cluster-yaml.md": cluster_page(),
+        ROOT / "docs/vllm-support.md": support_page(),
+    }
 
 
 def _is_current(path: Path, text: str) -> bool:
     return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def support_page() -> str:
+    """What is patched and proven, from the table that plugin and launcher decide by."""
+    table = support()
+    lines = [
+        "# vLLM releases, patches and evidence",
+        "",
+        "<!-- Made by scripts/generate_docs.py from patches/mtppp_patches; do not edit. -->",
+        "",
+        f"As of {table.updated}. `mtppp patches` prints the same; `--model`, `--vllm` narrow it.",
+        "What is not listed here is refused under pipeline parallelism. A combination is allowed",
+        "when its decoding has *engine* evidence on that release (a real engine ran and another",
+        "scored its tokens) and every patch that its model needs beyond that at least *class*",
+        "evidence (the real classes ran in a process group).",
+        "",
+        "## Families, by release",
+        "",
+        *_table(("release", "family", "decoding", "evidence", "note"), _families()),
+        "",
+        "## Patches",
+        "",
+        *_table(("patch", "releases", "why", "obsolete by"), (_patch_row(p) for p in PATCHES)),
+        "",
+        "## Refused",
+        "",
+        *_table(
+            ("code", "reason", "way out", "can be overridden"),
+            (
+                (f"`{r.code}`", r.reason, r.way_out, "yes" if r.overridable else "no")
+                for r in table.refusals.values()
+            ),
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _families() -> Iterator[tuple[str, ...]]:
+    for release in RELEASES:
+        for family in support().releases.get(release, {}).values():
+            yield release, f"`{family.model_type}`", family.decode, _evidence(family), family.note
+
+
+def _evidence(family: Family) -> str:
+    return "; ".join(
+        f"{what}: {proof.level}, {proof.date}, {proof.record}"
+        for what, proof in family.evidence.items()
+    )
+
+
+def _patch_row(patch: Patch) -> tuple[str, ...]:
+    first, last = patch.releases[0], patch.releases[-1]
+    return f"`{patch.name}`", f"{first} to {last}", patch.why, patch.obsolete_by
 
 
 def cluster_page() -> str:

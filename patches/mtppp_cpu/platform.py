@@ -1,6 +1,6 @@
 """vLLM's CPU platform, with what several hosts and the V2 runner need beyond it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.platforms.cpu import CpuPlatform
 
@@ -19,6 +19,14 @@ class CpuHostPlatform(CpuPlatform):
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         return "mtppp_cpu.communicator.CrossHostCommunicator"
+
+    @classmethod
+    def get_attn_backend_cls(cls, *arguments: Any, **named: Any) -> str:
+        """vLLM's choice, but for latent attention one that verifies drafts rightly."""
+        chosen: str = super().get_attn_backend_cls(*arguments, **named)
+        if chosen.rpartition(".")[2] == "CPUMLABackend":
+            return "mtppp_cpu.latent_attention.DraftVerifyingBackend"
+        return chosen
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
