@@ -113,6 +113,8 @@ class ArmFailed(Exception):
 
 def main() -> int:
     """Run the command line."""
+    # A default SIGTERM would leave the engines running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
