@@ -47,6 +47,7 @@ sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests
 
 from mtppp.plan.plugins import bundle  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
+from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
@@ -212,7 +213,7 @@ class Laboratory:
             "model_type": self.model_type,
             "dtype": self.dtype,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "plugins": bundle(PLUGINS).name,
+            "patches": self._patches(),
             "near_tie_nats": NEAR_TIE[self.dtype],
             "arms": {},
         }
@@ -326,6 +327,15 @@ class Laboratory:
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
         )
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+
+    def _patches(self) -> dict[str, str]:
+        """Patches that change what is decoded here -> fingerprint of their source."""
+        spec = self._spec(CANDIDATES[0])
+        return {
+            patch.name: fingerprint_file(ROOT / f"patches/mtppp_patches/{patch.name}.py")
+            for patch in PATCHES
+            if patch.name in spec.patches and patch.scope != "deployment"
+        }
 
     def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
         packages = list(PLUGINS)
