@@ -9,6 +9,7 @@ Runs the scripted requests of `relay_arm.py` on one stage with MTP (the referenc
 of draft tokens) and on two and three stages (the candidates), with the plugins a launch would
 ship, then has an engine of one stage without MTP score every greedy token. A candidate is right if
 
+- every rank attests the patches of decoding that it needs, and nothing in their place;
 - each greedy token is the scoring engine's best or a near-tie;
 - each request that did not meet a near-tie, a preemption or an abort went through the same steps
   as in the reference: as many tokens accepted in each, and the same end;
@@ -97,7 +98,10 @@ class Arm:
     fault: str | None = None
 
 
-REFERENCES = tuple(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5))
+REFERENCES = (
+    *(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5)),
+    Arm("tp2-pp1-k3", 1, 3, tensor=2),
+)
 CANDIDATES = (
     Arm("pp2-k1", 2, 1),
     Arm("pp2-k3", 2, 3),
@@ -106,6 +110,11 @@ CANDIDATES = (
     Arm("tp2-pp2-k3", 2, 3, tensor=2),
 )
 SCORER = Arm("score", 1, 0)
+
+
+def reference_of(arm: Arm) -> Arm:
+    """One stage with the same draft tokens and, so that rounding is the same, tensor ranks."""
+    return next(r for r in REFERENCES if (r.tokens, r.tensor) == (arm.tokens, arm.tensor))
 
 
 class ArmFailed(Exception):
@@ -217,9 +226,9 @@ class Laboratory:
             "near_tie_nats": NEAR_TIE[self.dtype],
             "arms": {},
         }
-        tokens = {arm.tokens for arm in candidates}
+        references = {arm: reference_of(arm) for arm in candidates}
         runs: dict[str, dict[str, Any]] = {}
-        for arm in [arm for arm in REFERENCES if arm.tokens in tokens] + list(candidates):
+        for arm in [*dict.fromkeys(references.values()), *candidates]:
             try:
                 runs[arm.name] = self.generate(arm)
             except ArmFailed as failure:
@@ -231,10 +240,10 @@ class Laboratory:
         gaps = self.score(runs.values())
         for arm in candidates:
             if arm.name in runs:
-                reference = runs.get(f"pp1-k{arm.tokens}")
+                reference = runs.get(references[arm].name)
                 judged = judge(runs[arm.name], reference, gaps, NEAR_TIE[self.dtype])
                 result["arms"][arm.name] = dataclasses.asdict(arm) | judged
-        for arm in REFERENCES:
+        for arm in dict.fromkeys(references.values()):
             if arm.name in runs:
                 judged = judge(runs[arm.name], None, gaps, NEAR_TIE[self.dtype])
                 result["arms"][arm.name] = dataclasses.asdict(arm) | judged
@@ -247,6 +256,12 @@ class Laboratory:
         """Run all scenarios on one engine."""
         job = {"prompts": str(PROMPTS), "scenarios": self.scenarios}
         result: dict[str, Any] = self._run(arm, job)
+        everywhere = list(range(arm.pipeline * arm.tensor))
+        for patch in PATCHES:
+            if patch.scope == "decode" and patch.name in self._spec(arm).patches and not arm.fault:
+                ranks = result["attested"].get(patch.name)
+                if ranks != everywhere:
+                    raise ArmFailed(f"patch {patch.name} is attested by ranks {ranks} only")
         return result
 
     def score(self, runs: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
