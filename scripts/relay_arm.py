@@ -149,9 +149,9 @@ def preemption(prompts: Prompts) -> Iterator[list[Request]]:
 def structured(prompts: Prompts) -> Iterator[list[Request]]:
     """Requests under a grammar, alone and among others."""
     chosen = prompts.some(prompts.completion, 8)
-    yield [Request(chosen[0], 24, regex=ROW)]
+    yield [Request(chosen[0], 60, regex=ROW)]
     yield [
-        Request(p, 24, regex=(ROW, None, DIGITS)[i % 3], ignore_eos=i % 3 == 1)
+        Request(p, 60, regex=(ROW, None, DIGITS)[i % 3], ignore_eos=i % 3 == 1)
         for i, p in enumerate(chosen)
     ]
 

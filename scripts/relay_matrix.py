@@ -9,6 +9,7 @@ Runs the scripted requests of `relay_arm.py` on one stage with MTP (the referenc
 of draft tokens) and on two and three stages (the candidates), with the plugins a launch would
 ship, then has an engine of one stage without MTP score every greedy token. A candidate is right if
 
+- every rank attests the patches of decoding that it needs, and nothing in their place;
 - each greedy token is the scoring engine's best or a near-tie;
 - each request that did not meet a near-tie, a preemption or an abort went through the same steps
   as in the reference: as many tokens accepted in each, and the same end;
@@ -47,6 +48,7 @@ sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests
 
 from mtppp.plan.plugins import bundle  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
+from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
@@ -96,7 +98,10 @@ class Arm:
     fault: str | None = None
 
 
-REFERENCES = tuple(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5))
+REFERENCES = (
+    *(Arm(f"pp1-k{k}", 1, k) for k in (1, 3, 5)),
+    Arm("tp2-pp1-k3", 1, 3, tensor=2),
+)
 CANDIDATES = (
     Arm("pp2-k1", 2, 1),
     Arm("pp2-k3", 2, 3),
@@ -107,12 +112,19 @@ CANDIDATES = (
 SCORER = Arm("score", 1, 0)
 
 
+def reference_of(arm: Arm) -> Arm:
+    """One stage with the same draft tokens and, so that rounding is the same, tensor ranks."""
+    return next(r for r in REFERENCES if (r.tokens, r.tensor) == (arm.tokens, arm.tensor))
+
+
 class ArmFailed(Exception):
     """An engine did not start, died, or did not finish in time; the message ends its log."""
 
 
 def main() -> int:
     """Run the command line."""
+    # A default SIGTERM would leave the engines running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -210,13 +222,13 @@ class Laboratory:
             "model_type": self.model_type,
             "dtype": self.dtype,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "plugins": bundle(PLUGINS).name,
+            "patches": self._patches(),
             "near_tie_nats": NEAR_TIE[self.dtype],
             "arms": {},
         }
-        tokens = {arm.tokens for arm in candidates}
+        references = {arm: reference_of(arm) for arm in candidates}
         runs: dict[str, dict[str, Any]] = {}
-        for arm in [arm for arm in REFERENCES if arm.tokens in tokens] + list(candidates):
+        for arm in [*dict.fromkeys(references.values()), *candidates]:
             try:
                 runs[arm.name] = self.generate(arm)
             except ArmFailed as failure:
@@ -228,10 +240,10 @@ class Laboratory:
         gaps = self.score(runs.values())
         for arm in candidates:
             if arm.name in runs:
-                reference = runs.get(f"pp1-k{arm.tokens}")
+                reference = runs.get(references[arm].name)
                 judged = judge(runs[arm.name], reference, gaps, NEAR_TIE[self.dtype])
                 result["arms"][arm.name] = dataclasses.asdict(arm) | judged
-        for arm in REFERENCES:
+        for arm in dict.fromkeys(references.values()):
             if arm.name in runs:
                 judged = judge(runs[arm.name], None, gaps, NEAR_TIE[self.dtype])
                 result["arms"][arm.name] = dataclasses.asdict(arm) | judged
@@ -244,6 +256,12 @@ class Laboratory:
         """Run all scenarios on one engine."""
         job = {"prompts": str(PROMPTS), "scenarios": self.scenarios}
         result: dict[str, Any] = self._run(arm, job)
+        everywhere = list(range(arm.pipeline * arm.tensor))
+        for patch in PATCHES:
+            if patch.scope == "decode" and patch.name in self._spec(arm).patches and not arm.fault:
+                ranks = result["attested"].get(patch.name)
+                if ranks != everywhere:
+                    raise ArmFailed(f"patch {patch.name} is attested by ranks {ranks} only")
         return result
 
     def score(self, runs: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
@@ -324,6 +342,15 @@ class Laboratory:
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
         )
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+
+    def _patches(self) -> dict[str, str]:
+        """Patches that change what is decoded here -> fingerprint of their source."""
+        spec = self._spec(CANDIDATES[0])
+        return {
+            patch.name: fingerprint_file(ROOT / f"patches/mtppp_patches/{patch.name}.py")
+            for patch in PATCHES
+            if patch.name in spec.patches and patch.scope != "deployment"
+        }
 
     def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
         packages = list(PLUGINS)

@@ -10,6 +10,6 @@ ENTRY_POINTS: Mapping[str, Mapping[str, str]] = {
     # vLLM takes Triton to be usable in its CPU build if a backend has exactly this name.
     "triton.backends": {"cpu": "mtppp_cpu.triton_backend"},
     "vllm.platform_plugins": {"mtppp_cpu": "mtppp_cpu.platform_plugin:platform"},
-    "vllm.general_plugins": {"mtppp_cpu": "mtppp_cpu.interpreter:register"},
+    "vllm.general_plugins": {"mtppp_cpu": "mtppp_cpu.gaps:register"},
 }
 """Entry-point group -> name -> value, as in `entry_points.txt`."""

@@ -15,6 +15,7 @@ from pathlib import Path
 _NOTATION = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_Documented = _Definition | ast.Module
 
 
 class SourceNotFoundError(LookupError):
@@ -57,6 +58,12 @@ def fingerprint(package_root: Path, module: str, attribute: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def fingerprint_file(path: Path) -> str:
+    """SHA-256 of a whole source file, of what it does as above."""
+    module = ast.parse(path.read_bytes())
+    return hashlib.sha256(_normal(module).encode()).hexdigest()
+
+
 def source_path(package_root: Path, module: str) -> Path:
     """The file of `module`, a package's being its `__init__.py`."""
     stem = package_root.joinpath(*module.split(".")[1:])
@@ -88,7 +95,7 @@ def _normal(node: object) -> str:
         return "[" + ",".join(map(_normal, node)) + "]"
     if not isinstance(node, ast.AST):
         return repr(node)
-    documented = isinstance(node, _Definition) and ast.get_docstring(node, clean=False) is not None
+    documented = isinstance(node, _Documented) and ast.get_docstring(node, clean=False) is not None
     fields = []
     for field, value in ast.iter_fields(node):
         # Python 3.12 and 3.13 added fields that are empty in older code: empty says nothing.

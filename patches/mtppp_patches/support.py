@@ -25,7 +25,7 @@ from typing import Any, Literal, get_args
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.patch import names_needed
 from mtppp_patches.registry import PATCHES
-from mtppp_patches.releases import RELEASES
+from mtppp_patches.releases import RELEASES, releases
 
 Level = Literal["read", "config", "class", "engine"]
 """What was done, weakest first: sources read; real configuration classes made; real model classes
@@ -100,6 +100,24 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class OtherMethods:
+    """What speculative methods other than MTP do under pipeline parallelism, by reading.
+
+    Attributes:
+        first, last: releases, both included.
+    """
+
+    methods: tuple[str, ...]
+    first: str
+    last: str
+    does: str
+
+    def covers(self, method: str, release: str) -> bool:
+        """Whether this is about `method` on `release`."""
+        return method in self.methods and release in releases(self.first, self.last)
+
+
+@dataclass(frozen=True)
 class Support:
     """support.json.
 
@@ -112,6 +130,7 @@ class Support:
     updated: str
     releases: Mapping[str, Mapping[str, Family]]
     refusals: Mapping[str, Refusal]
+    other_methods: tuple[OtherMethods, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,10 @@ def parse(text: str) -> Support:
             for release, families in data["releases"].items()
         },
         refusals={code: Refusal(code=code, **row) for code, row in data["refusals"].items()},
+        other_methods=tuple(
+            OtherMethods(**row | {"methods": tuple(row["methods"])})
+            for row in data["other_methods"]
+        ),
     )
 
 
@@ -183,7 +206,7 @@ def admissible(spec: EngineSpec, data: Support | None = None) -> Verdict:
     patches = names_needed(PATCHES, spec)
     family = data.releases.get(spec.release, {}).get(spec.model_type)
     found = [
-        _filled(data.refusals[code], spec, patches, family)
+        _filled(data, code, spec, patches, family)
         for code, applies in _CONDITIONS.items()
         if applies(spec, patches, family)
     ]
@@ -247,17 +270,21 @@ _CONDITIONS: Mapping[str, _Condition] = {
 
 
 def _filled(
-    refusal: Refusal, spec: EngineSpec, patches: tuple[str, ...], family: Family | None
+    data: Support, code: str, spec: EngineSpec, patches: tuple[str, ...], family: Family | None
 ) -> Refusal:
+    method = spec.speculative.method if spec.speculative else ""
+    does = [row.does for row in data.other_methods if row.covers(method, spec.release)]
     values = {
         "release": spec.release,
         "releases": ", ".join(RELEASES),
         "model_type": spec.model_type,
-        "method": spec.speculative.method if spec.speculative else "",
+        "method": method,
+        "does": "; ".join(does) or "not proven",
         "patches": ", ".join(_unproven(patches, family)) if family else "",
     }
+    refusal = data.refusals[code]
     return Refusal(
-        refusal.code,
+        code,
         refusal.reason.format(**values),
         refusal.way_out.format(**values),
         refusal.overridable,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint
+from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint, fingerprint_file
 
 
 def of(tmp_path: Path, source: str, attribute: str) -> str:
@@ -54,6 +54,15 @@ def test_assigned_names_and_packages(tmp_path: Path) -> None:
 def test_what_is_not_defined_is_not_found(tmp_path: Path, attribute: str) -> None:
     with pytest.raises(SourceNotFoundError, match="defines no"):
         of(tmp_path, PLAIN, attribute)
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.py", tmp_path / "b.py"
+    first.write_text('"""Doc."""\nX = 1\n')
+    second.write_text("X = 1  # why\n")
+    assert fingerprint_file(first) == fingerprint_file(second)
+    second.write_text("X = 2\n")
+    assert fingerprint_file(first) != fingerprint_file(second)
 
 
 def test_a_module_without_source_is_not_found(tmp_path: Path) -> None:

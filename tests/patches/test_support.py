@@ -10,9 +10,11 @@ import pytest
 
 from mtppp_patches import support as module
 from mtppp_patches.engine_spec import EngineSpec, Speculative
+from mtppp_patches.fingerprint import fingerprint_file
 from mtppp_patches.releases import RELEASES
 from mtppp_patches.support import DECODE, Evidence, Family, Support, admissible, parse, support
 
+ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(module.__file__).with_name("support.json")
 
 
@@ -51,6 +53,27 @@ def test_the_file_is_canonical_and_complete() -> None:
     for refusal in parsed.refusals.values():
         assert refusal.reason, refusal.code
         assert refusal.way_out, refusal.code
+
+
+def test_records_show_what_they_are_cited_for() -> None:
+    for release, families in support().releases.items():
+        for family in families.values():
+            for key, evidence in family.evidence.items():
+                if not evidence.record.startswith("patches/evidence/"):
+                    continue
+                where = f"{release} {family.model_type} {key}"
+                record = json.loads((ROOT / evidence.record).read_text())
+                assert record["right"], where
+                assert (record["release"], record["model_type"]) == (release, evidence.on), where
+                assert record["date"] == evidence.date, where
+
+
+def test_records_are_of_the_patches_as_they_are() -> None:
+    for file in (ROOT / "patches/evidence").glob("*-demo-*.json"):
+        for name, recorded in json.loads(file.read_text())["patches"].items():
+            source = ROOT / f"patches/mtppp_patches/{name}.py"
+            stale = f"{name} has changed since {file.name}: run scripts/relay_matrix.py again"
+            assert fingerprint_file(source) == recorded, stale
 
 
 @pytest.mark.parametrize(
@@ -134,6 +157,18 @@ def test_refused_combinations(changes: dict[str, object], code: str) -> None:
     verdict = admissible(deployment(**changes), data(**PROVEN))
     assert code in [refusal.code for refusal in verdict.refusals]
     assert "{" not in verdict.reason + verdict.way_out
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_it_is_known_what_other_methods_do(release: str) -> None:
+    for method in {method for row in support().other_methods for method in row.methods}:
+        found = [row for row in support().other_methods if row.covers(method, release)]
+        assert len(found) == 1, (method, release)
+
+
+def test_the_refusal_of_another_method_says_what_it_does() -> None:
+    verdict = admissible(deployment(speculative=Speculative("eagle", 3)))
+    assert "the first stage embeds zeros" in verdict.reason
 
 
 @pytest.mark.parametrize("release", [*RELEASES, "0.34.0"])

@@ -1,9 +1,10 @@
-"""Mends Triton's interpreter (3.9) where the V2 runner's kernels meet its gaps.
+"""Mends what the V2 runner meets on a CPU host, in Triton's interpreter (3.9) and in itself.
 
 - The conjunction of two comparisons may come out as integers, and storing under such a mask fails
   with `mask has unsupported dtype`: the kernel that applies a grammar's mask to the logits does it.
 - Functions of a device's math library do nothing: `log1p` is in the kernels that sample at a
   temperature.
+- Up to 0.27 the runner asks for page-locked memory for a grammar's mask whatever the device.
 """
 
 import functools
@@ -17,10 +18,13 @@ def register() -> None:
     """Mend them; a `vllm.general_plugins` entry point, called any number of times."""
     if not request.is_active():
         return
+    import torch
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder
 
     libdevice.log1p = log1p
+    if not hasattr(torch.tensor, "__wrapped__"):
+        torch.tensor = _unpinned(torch.tensor)
     for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
         original = getattr(InterpreterBuilder, name)
         if not hasattr(original, "__wrapped__"):
@@ -34,6 +38,14 @@ def log1p(x: Any) -> Any:
     from triton.runtime.interpreter import TensorHandle
 
     return tensor(TensorHandle(np.log1p(x.handle.data), x.handle.dtype), x.type)
+
+
+def _unpinned(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def tensor(*arguments: Any, pin_memory: bool = False, **named: Any) -> Any:
+        return original(*arguments, **named)
+
+    return tensor
 
 
 def _with_boolean_mask(original: Callable[..., Any], position: int) -> Callable[..., Any]:
