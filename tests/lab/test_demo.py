@@ -61,7 +61,8 @@ def test_demo_as_an_ordinary_user(open_directory: Path, vllm_python: Callable[[s
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "'count 17 by 5: 17 22 27 32'\n    -> ' 37 42" in done.stdout, done.stdout
+    copied = "'Repeat: 21 olive lemon water;'\n    -> ' 21 olive lemon water; 21 olive lemon water"
+    assert copied in done.stdout, done.stdout
     assert "assistant: " in done.stdout
     assert "ended on demo-a, demo-b" in done.stderr
     assert not list(Path("/var/tmp/mtppp-65534").glob("*/*/processes.json"))
