@@ -22,8 +22,16 @@ Python = Callable[[str], Path]
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_public_reproduction(vllm_python: Python, tmp_path: Path, release: str) -> None:
     output = tmp_path / "result.json"
+    # The release's python code alone, on one set of dependencies: 0.29.0 does not get on with the
+    # transformers that its own requirements bring today.
+    [package] = vllm_python(release).parents[1].glob("lib/python3*/site-packages/vllm")
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "vllm").symlink_to(package)
     command = [ROOT / "scripts/config_gate.py", "--published-only", "--output", output]
-    done = subprocess.run([*command, f"{release}={vllm_python(release)}"], check=False)
+    done = subprocess.run(
+        [*command, "--python", vllm_python("0.32.0"), f"{release}={sources}"], check=False
+    )
     result = json.loads(output.read_text())["releases"][release]
     assert done.returncode == 0, result
     refused = release == "0.29.0"

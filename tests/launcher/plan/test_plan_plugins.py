@@ -53,7 +53,7 @@ def on_the_path(directory: Path, script: str) -> str:
             ["mtppp_patches", "mtppp_cpu"],
             [
                 ["triton.backends", "cpu", "mtppp_cpu.triton_backend"],
-                ["vllm.general_plugins", "mtppp_cpu", "mtppp_cpu.interpreter:register"],
+                ["vllm.general_plugins", "mtppp_cpu", "mtppp_cpu.gaps:register"],
                 ["vllm.general_plugins", "mtppp_patches", "mtppp_patches.plugin:register"],
                 ["vllm.platform_plugins", "mtppp_cpu", "mtppp_cpu.platform_plugin:platform"],
             ],
@@ -87,7 +87,7 @@ def test_the_files_that_say_what_it_is() -> None:
         "\n"
         "[vllm.general_plugins]\n"
         "mtppp_patches = mtppp_patches.plugin:register\n"
-        "mtppp_cpu = mtppp_cpu.interpreter:register\n"
+        "mtppp_cpu = mtppp_cpu.gaps:register\n"
         "\n"
         "[vllm.platform_plugins]\n"
         "mtppp_cpu = mtppp_cpu.platform_plugin:platform\n"
