@@ -17,7 +17,7 @@ from typing import Any
 
 from mtppp_patches.engine_spec import RUN_DIR_VARIABLE, EngineSpec
 from mtppp_patches.patch import Patch, Target, applied, displaced
-from mtppp_patches.placement import PATCH as PLACEMENT
+from mtppp_patches.releases import RELEASES
 
 DIRECTORY = "attest"
 SCHEMA = 1
@@ -117,7 +117,7 @@ def write(record: dict[str, Any]) -> None:
 PATCH = Patch(
     name="attest",
     why="A launcher that assumes what its ranks are cannot say that they are right.",
-    releases=PLACEMENT.releases,
+    releases=RELEASES,
     obsolete_by="none",
     scope="deployment",
     wanted=lambda spec: True,

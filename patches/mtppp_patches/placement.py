@@ -22,6 +22,7 @@ from typing import Any
 
 from mtppp_patches.engine_spec import SPEC_VARIABLE, EngineSpec
 from mtppp_patches.patch import Patch, PatchError, Target
+from mtppp_patches.releases import RELEASES
 
 
 def bundles(addresses: Sequence[str]) -> list[dict[str, float]]:
@@ -114,19 +115,7 @@ def _adopt(original: Any, spec: EngineSpec) -> Any:
 PATCH = Patch(
     name="placement",
     why="vLLM orders nodes by random ids; cluster.yaml says which stage runs where.",
-    releases=(
-        "0.23.0",
-        "0.24.0",
-        "0.25.1",
-        "0.26.0",
-        "0.27.1",
-        "0.28.0",
-        "0.29.0",
-        "0.30.0",
-        "0.31.0",
-        "0.32.0",
-        "0.33.0",
-    ),
+    releases=RELEASES,
     obsolete_by="none: vLLM has no way to be given a placement group from the command line",
     scope="deployment",
     wanted=lambda spec: spec.placement is not None,
