@@ -147,8 +147,9 @@ def preemption(prompts: Prompts) -> Iterator[list[Request]]:
 
 
 def structured(prompts: Prompts) -> Iterator[list[Request]]:
-    """Requests under a grammar, alone and among others."""
-    chosen = prompts.some(prompts.completion, 8)
+    """Requests under a grammar, alone and among others; many, since which micro-batches meet, and
+    so whether one's drafts pass for another's, is a matter of timing."""
+    chosen = prompts.some(prompts.completion, 24)
     yield [Request(chosen[0], 60, regex=ROW)]
     yield [
         Request(p, 60, regex=(ROW, None, DIGITS)[i % 3], ignore_eos=i % 3 == 1)

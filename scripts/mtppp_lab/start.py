@@ -130,7 +130,10 @@ def wait_for_sshd(lab: Lab, host: Host, deadline: float) -> None:
         ):
             if connection.recv(4) == b"SSH-":
                 return
-        if host.name not in members(lab):
+        alive = members(lab)
+        if SWITCH not in alive:
+            raise LabError(f"{host.name}: cut off, the lab's switch has ended")
+        if host.name not in alive:
             break
         time.sleep(0.05)
     log = lab.member_directory(host.name) / PRIVATE["/var/log"] / "sshd.log"

@@ -442,6 +442,17 @@ class TestKilledHalfWay:
         assert "error: n" in messages
         assert remains(spare_lab, up.trace) == []
 
+    def test_up_does_not_wait_for_hosts_whose_switch_died(
+        self, spare_lab: Lab, hold_up: HoldUp
+    ) -> None:
+        up = hold_up(48)  # the last one: an sshd, when the network is set up
+        kill_member(spare_lab, "switch")
+        up.let_through()
+        status, messages = up.finish()
+        assert status == 1
+        assert "the lab's switch has ended" in messages
+        assert remains(spare_lab, up.trace) == []
+
     def test_up_cleans_up_when_interrupted(self, spare_lab: Lab, hold_up: HoldUp) -> None:
         up = hold_up(18)
         up.process.send_signal(signal.SIGINT)

@@ -45,3 +45,4 @@ def test_the_relay_is_right_and_its_absence_is_found(
     assert sum(scenario["wrong"] for scenario in zeros["scenarios"].values()) > 20
     assert zeros["accepted"] < sound["accepted"]
     assert arms["pp2-k3-grammar_off"]["scenarios"]["structured"]["invalid"] > 0
+    assert sound["scenarios"]["structured"]["constrained"] > 15
