@@ -62,6 +62,39 @@ def cluster_file(
     return path
 
 
+def imported_file(
+    directory: Path, lab: Lab, *, hosts: Sequence[str], model: str, python: Path
+) -> Path:
+    """What `mtppp import` makes of the commands that people have, one for each host.
+
+    The form of GLM-5.2's public recipe, TP8 x PP2 with MTP, at the demo model's size; exactly what
+    was printed is the file.
+    """
+    known = lab.hosts()
+    serve = (
+        f"vllm serve {MODELS / model} --served-model-name {model} --tensor-parallel-size 1"
+        f" --pipeline-parallel-size {len(hosts)} --nnodes {len(hosts)} --master-addr $HEAD_IP"
+        " --max-model-len 512 --max-num-seqs 8 --dtype float32"
+        """ --speculative-config '{"method":"mtp","num_speculative_tokens":3}'"""
+    )
+    scripts = []
+    for rank, host in enumerate(hosts):
+        script = directory / f"{host}.sh"
+        headless = " --headless" if rank else ""
+        script.write_text(
+            f"export HEAD_IP={known[hosts[0]]['address']}\n{serve} --node-rank {rank}{headless}\n"
+        )
+        scripts.append(str(script))
+    nodes = [f"--node={host}={known[host]['address']}" for host in hosts]
+    options = ["--device=cpu", f"--python={python}", f"--ssh-config={lab.ssh_config}"]
+    done = mtppp("import", *scripts, *nodes, *options, f"--name={model}-pp")
+    assert done.returncode == 0, done.stderr
+    assert "fill in" not in done.stderr
+    path = directory / f"{model}-pp.yaml"
+    path.write_text(done.stdout)
+    return path
+
+
 @contextmanager
 def launched(file: Path) -> Iterator[Server]:
     """A deployment that runs inside the block, and is stopped after it."""

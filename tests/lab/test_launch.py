@@ -13,7 +13,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployments import COMMAND, MODELS, PROMPTS, Server, cluster_file, launched, mtppp
+from deployments import (
+    COMMAND,
+    MODELS,
+    PROMPTS,
+    Server,
+    cluster_file,
+    imported_file,
+    launched,
+    mtppp,
+)
 from lab_driver import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
@@ -24,13 +33,15 @@ SCORED_PROMPTS = 50
 TOKENS = 40
 
 
-@pytest.mark.parametrize("model", ["demo-glm4-moe", "demo-deepseek-v3"])
+@pytest.mark.parametrize(
+    ("model", "file_of"), [("demo-glm4-moe", imported_file), ("demo-deepseek-v3", cluster_file)]
+)
 def test_pp_with_mtp_emits_what_a_tp_only_server_would(
-    lab: Lab, tmp_path: Path, vllm_python_0_32: Path, model: str
+    lab: Lab, tmp_path: Path, vllm_python_0_32: Path, model: str, file_of: Callable[..., Path]
 ) -> None:
     hosts = ["n1", "n2"]
     texts = [prompt["text"] for prompt in PROMPTS][:: len(PROMPTS) // SCORED_PROMPTS]
-    candidate = cluster_file(tmp_path, lab, hosts=hosts, model=model, python=vllm_python_0_32)
+    candidate = file_of(tmp_path, lab, hosts=hosts, model=model, python=vllm_python_0_32)
     with launched(candidate) as server:
         assert "chat:" in server.said
         answers = server.greedy(texts[:SCORED_PROMPTS], TOKENS)

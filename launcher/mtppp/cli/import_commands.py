@@ -28,7 +28,7 @@ from mtppp.importer.recipe import (
 )
 from mtppp.importer.strategies import Checked, check_strategies, draft_of
 from mtppp.importer.translate import translate
-from mtppp.importer.wishes import Wishes
+from mtppp.importer.wishes import Device, Wishes
 from mtppp.model.facts import ModelFacts
 
 _FILE = Path("cluster.yaml")
@@ -53,8 +53,18 @@ _WIDTH = 100
 @click.option(
     "--gpus", type=click.IntRange(min=1), help="GPUs per node, where the command leaves that open."
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="What the nodes compute with; cuda unless the command is plainly for CPUs.",
+)
 @click.option("--vllm", metavar="RELEASE", help="vLLM's release on the nodes.")
 @click.option("--python", metavar="PATH", help="The Python on every node that has vLLM.")
+@click.option(
+    "--ssh-config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
+    help="The ssh configuration that knows the nodes; ~/.ssh/config by default.",
+)
 @click.option("--name", help="The deployment's name; by default after the model.")
 @click.option(
     "--set",
@@ -88,8 +98,10 @@ def command(
     nodes: tuple[str, ...],
     gpu: str | None,
     gpus: int | None,
+    device: Device | None,
     vllm: str | None,
     python: str | None,
+    ssh_config: Path | None,
     name: str | None,
     given: tuple[str, ...],
     model_config: Path | None,
@@ -112,7 +124,7 @@ def command(
       mtppp import head.sh worker.sh --gpu H100-80GB > cluster.yaml
       mtppp import GLM-5.2.yaml --strategies --gpu H100-80GB
     """
-    wishes = Wishes(nodes, name, vllm, python, gpus, gpu)
+    wishes = Wishes(nodes, name, vllm, python, gpus, gpu, device, ssh_config)
     texts = [_text(source) for source in sources]
     recipes = [read_recipe(text, origin) for text, origin in texts if is_recipe(text)]
     if recipes and len(texts) > 1:

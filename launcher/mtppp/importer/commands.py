@@ -53,6 +53,12 @@ class Container:
         match = _TAG.fullmatch(tag)
         return match[1] if match else None
 
+    @property
+    def is_for_cpus(self) -> bool:
+        """Whether it is one of vLLM's images for CPUs: `vllm-openai-cpu`, `vllm-cpu-env`."""
+        name = self.image.rpartition("/")[2].partition(":")[0].partition("@")[0]
+        return "cpu" in name.split("-")
+
     def on_host(self, path: str) -> str:
         """Where a path of the container lies on the host; itself where it is not mounted."""
         for host, inside in sorted(self.mounts, key=lambda mount: -len(mount[1])):

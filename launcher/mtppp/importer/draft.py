@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from mtppp.cluster.source import KeyPath
 from mtppp.cluster.writing import write_yaml
+from mtppp.importer.wishes import Device
 
 Kind = Literal["fill in", "changed", "needs", "refused", "warning", "kept", "moved"]
 """What a note says: a value to be filled in by hand; a value that is not what the command says;
@@ -69,6 +71,8 @@ class Draft:
     vllm: str
     python: str
     gpu_type: str | None = None
+    device: Device = "cuda"
+    ssh_config: Path | None = None
     release_from: ReleaseFrom = "default"
     tensor: int = 1
     pipeline: int = 1
@@ -99,11 +103,14 @@ class Draft:
         if self.served_name:
             model["served_name"] = self.served_name
         runtime: dict[str, Any] = {"vllm": self.vllm, "python": self.python}
+        if self.device != "cuda":
+            runtime["device"] = self.device
         if self.env:
             runtime["env"] = dict(sorted(self.env.items()))
         document: dict[str, Any] = {
             "name": self.name,
             "model": model,
+            **({"ssh": {"config_file": str(self.ssh_config)}} if self.ssh_config else {}),
             "gpus_per_node": self.gpus,
             **({"gpu_type": self.gpu_type} if self.gpu_type else {}),
             "nodes": [_node(node) for node in self.nodes],

@@ -27,6 +27,7 @@ from mtppp.importer.wishes import Wishes
 DEFAULT_PYTHON = "/opt/vllm/bin/python"
 
 _HF_CACHE_IN_CONTAINER = "/root/.cache/huggingface"
+_CPU_VARIABLES = re.compile(r"VLLM_CPU_[A-Z_]+")
 
 
 def translate(
@@ -60,6 +61,8 @@ def translate(
         gpu_type=wishes.gpu_type,
         release_from="wish" if wishes.vllm else "image" if _image_release(command) else "default",
     )
+    draft.ssh_config = wishes.ssh_config
+    _take_device(draft, command, wishes)
     FlagTaker(draft, flags).take_all()
     take_environment(draft, commands)
     note_nodes(draft)
@@ -126,6 +129,24 @@ def _model(command: ServeCommand, flags: Parsed) -> str:
     if word.unknown:
         raise no_value(command.where, "the model", word.unknown)
     return command.container.on_host(word.text) if command.container else word.text
+
+
+def _take_device(draft: Draft, command: ServeCommand, wishes: Wishes) -> None:
+    """CPUs where the command's variables or its image say so; no flag of vLLM does."""
+    signs = [name for name in command.env if _CPU_VARIABLES.fullmatch(name)]
+    if command.container and command.container.is_for_cpus:
+        signs.append(command.container.image)
+    draft.device = wishes.device or ("cpu" if signs else "cuda")
+    if draft.device == "cuda":
+        return
+    if draft.gpu_type:
+        raise ConfigurationError(
+            f"--gpu {draft.gpu_type}, and the command is for CPUs",
+            hint="leave --gpu out, or say --device cuda",
+        )
+    draft.comments["runtime", "device"] = "for demonstrations and tests: far too slow to serve with"
+    if signs and wishes.device is None:
+        draft.note("moved", signs[0], "runtime.device: cpu in the file")
 
 
 def _image_release(command: ServeCommand) -> str | None:

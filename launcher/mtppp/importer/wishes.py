@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,8 @@ class Wishes:
         vllm: the release; None: the image's, or one that is proven.
         gpus: per node; None: as many as the parallel sizes need.
         gpu_type: a key of `GPU_TYPES`.
+        device: None: CPUs where the command is plainly for them.
+        ssh_config: to reach the nodes with; None: the operator's own.
     """
 
     nodes: tuple[str, ...] = ()
@@ -22,3 +28,5 @@ class Wishes:
     python: str | None = None
     gpus: int | None = None
     gpu_type: str | None = None
+    device: Device | None = None
+    ssh_config: Path | None = None

@@ -11,7 +11,7 @@ from mtppp.cluster import parse
 from mtppp.importer.commands import find_commands
 from mtppp.importer.judge import default_release, judge
 from mtppp.importer.translate import translate
-from mtppp.importer.wishes import Wishes
+from mtppp.importer.wishes import Device, Wishes
 from mtppp.model.config import find_config
 from mtppp.model.facts import ModelFacts, read_facts
 
@@ -32,9 +32,10 @@ def imported() -> Import:
         base: Path = Path(),
         vllm: str | None = None,
         gpus: int | None = None,
+        device: Device | None = None,
     ) -> Imported:
         commands = [command for text in texts for command in find_commands(text, "", given).serve]
-        wishes = Wishes(nodes=nodes, vllm=vllm, gpus=gpus, gpu_type=gpu)
+        wishes = Wishes(nodes=nodes, vllm=vllm, gpus=gpus, gpu_type=gpu, device=device)
         draft = translate(commands, wishes, default_release=default_release(), base=base)
         judge(draft, facts, Path("cluster.yaml"))
         return Imported(draft, parse(draft.text(), Path("cluster.yaml")).cluster)

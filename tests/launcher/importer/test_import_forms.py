@@ -259,6 +259,16 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
         {"runtime.env": {"HF_HOME": "/nvme/hf"}},
     ),
     (
+        "docker run of vLLM's image for CPUs",
+        "docker run --rm -p 8000:8000 vllm/vllm-openai-cpu:v0.32.0 org/model",
+        {"runtime.device": "cpu", "runtime.vllm": "0.32.0"},
+    ),
+    (
+        "variables that only CPUs have",
+        "VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/model",
+        {"runtime.device": "cpu", "runtime.env": {"VLLM_CPU_KVCACHE_SPACE": "4"}},
+    ),
+    (
         "over ssh",
         "ssh h100-a 'cd /srv && VLLM_LOGGING_LEVEL=INFO vllm serve org/model -tp 8'",
         {"parallel.tensor": 8, "runtime.env": {"VLLM_LOGGING_LEVEL": "INFO"}},
@@ -405,6 +415,16 @@ def test_refusal(imported: Import, command: str, error: type[MtpppError], messag
 def test_given_variables_win_over_the_script(imported: Import) -> None:
     text = "LEN=1\nvllm serve org/m --max-model-len $LEN"
     assert imported(text, given={"LEN": "512"}).cluster.serve.args == {"max-model-len": 512}
+
+
+def test_who_imports_says_what_the_nodes_compute_with(imported: Import) -> None:
+    assert imported("vllm serve org/m").cluster.runtime.device == "cuda"
+    assert imported("vllm serve org/m", device="cpu").cluster.runtime.device == "cpu"
+    for_cpus = "VLLM_CPU_KVCACHE_SPACE=4 vllm serve org/m"
+    assert imported(for_cpus, device="cuda").cluster.runtime.device == "cuda"
+    with pytest.raises(ConfigurationError, match="the command is for CPUs") as caught:
+        imported(for_cpus, gpu="H100-80GB")
+    assert "--device cuda" in caught.value.hint
 
 
 def test_a_config_file_is_part_of_the_command(imported: Import, tmp_path: Path) -> None:
