@@ -7,7 +7,8 @@
     └── HostError              1  something failed on, or on the way to, one host
         ├── ConnectFailed
         ├── RemoteCommandFailed
-        └── HostTimeout
+        ├── HostTimeout
+        └── Locked
 
 Ctrl-C ends with 130. An error says what failed, where and why; `hint` says what to do.
 """
@@ -77,3 +78,7 @@ class RemoteCommandFailed(HostError):
 
 class HostTimeout(HostError):
     """The host did not answer in time."""
+
+
+class Locked(HostError):
+    """Somebody else is at work on the deployment there."""

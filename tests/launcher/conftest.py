@@ -115,6 +115,8 @@ def run_directory() -> Iterator[str]:
     deployment = Path(f"/var/tmp/mtppp-{os.getuid()}/test-{uuid4().hex[:12]}")
     yield f"{deployment}/0"
     shutil.rmtree(deployment, ignore_errors=True)
+    for lock in deployment.parent.glob(f"locks/{deployment.name}.*"):
+        lock.unlink()
 
 
 @pytest.fixture

@@ -4,8 +4,9 @@ The source of this file is sent along with every request and executed by the nod
 so nothing is installed and no old version can linger. Standard library only, Python 3.9 or newer.
 
 Requests travel on standard input because the environment of a process may hold secrets, and a
-command line can be read by every user of the machine. A request is `{"op": name, ...}`; the
-functions named `op_*` below are the operations, their parameters the request's other keys.
+command line can be read by every user of the machine. A request is one line, `{"op": name, ...}`;
+the functions named `op_*` below are the operations, their parameters the request's other keys.
+With `lock` and `token` in it, it is carried out only while that lock is held by that token.
 
 Ownership: every process that mtppp starts has `MTPPP_RUN_DIR=<its run directory>` in its
 environment, inherited by all its descendants. That mark, not a name or a process group, says
@@ -15,6 +16,7 @@ what belongs to a deployment: Ray's workers leave the group of the raylet that f
 from __future__ import annotations
 
 import base64
+import calendar
 import errno
 import fcntl
 import glob
@@ -23,6 +25,7 @@ import json
 import os
 import platform
 import pwd
+import select
 import shutil
 import signal
 import socket
@@ -37,6 +40,11 @@ from typing import Any
 
 MARK = "MTPPP_RUN_DIR"
 PROCESSES = "processes.json"
+AUDIT_LOG = "audit.log"
+# Seconds without a sign of life from who holds a lock after which it is given up. The launcher
+# takes a silent connection for lost sooner than that.
+SILENCE = 90.0
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 # What we make is for nobody else; what we start makes its files as in a login.
 _UMASK = os.umask(0o077)
 # What a started process keeps of the login environment; everything else comes from the Plan, so
@@ -536,6 +544,113 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.05)
 
 
+# ---- the lock ------------------------------------------------------------------------------
+
+# The descriptor of the lock that this process holds, and its holder.
+_held: list[tuple[int, dict[str, Any]]] = []
+
+
+def op_hold(lock: str, holder: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """Take a lock. This process then holds it until its input ends: a lock is never stale.
+
+    `holder` has `who`, `what`, `deployment`, `node`, and a `token` that nobody else has. To resume
+    is to take a lock again that was lost with the connection; only when nobody had it in between.
+    The answer's `held_by` is whoever else has, or had, it; None when it was taken.
+    """
+    _require_own(_lock_path(lock))
+    os.makedirs(os.path.dirname(_lock_path(lock)), exist_ok=True)
+    _require_own(_lock_path(lock))
+    descriptor = os.open(_lock_path(lock), os.O_RDWR | os.O_CREAT, 0o600)
+    # Whoever looks whether it is held has it for a moment, too.
+    if not _try_lock(descriptor, fcntl.LOCK_EX, 1.0):
+        os.close(descriptor)
+        return {"held_by": _last_holder(lock)}
+    last = _last_holder(lock)
+    if resume and (last or {}).get("token") != holder["token"]:
+        os.close(descriptor)
+        return {"held_by": last}
+    if not resume:
+        holder = dict(holder, since=_now())
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode(), 0)
+        _audit(holder, "begun")
+    _held.append((descriptor, holder))
+    return {"held_by": None}
+
+
+def _stay() -> None:
+    """Hold the lock until standard input ends; its last line says how the matter ended."""
+    descriptor, holder = _held[0]
+    said = b""
+    while select.select([0], [], [], SILENCE)[0]:
+        heard = os.read(0, 1 << 16)
+        if not heard:
+            break
+        said = (said + heard).lstrip(b"\n")
+    outcome = said.decode("utf-8", "replace").strip()
+    _audit(holder, outcome or "contact with who did it was lost")
+    os.close(descriptor)
+
+
+def holder_of(lock: str) -> dict[str, Any] | None:
+    """Who holds a lock now, and for how many seconds; None when nobody does."""
+    try:
+        descriptor = os.open(_lock_path(lock), os.O_RDWR)
+    except OSError:
+        return None
+    try:
+        if _try_lock(descriptor, fcntl.LOCK_SH, 0.0):
+            return None
+    finally:
+        os.close(descriptor)
+    return _last_holder(lock)
+
+
+def _last_holder(lock: str) -> dict[str, Any] | None:
+    try:
+        with open(_lock_path(lock), encoding="utf-8") as f:
+            holder: dict[str, Any] = json.load(f)
+        since = calendar.timegm(time.strptime(holder["since"], TIME))
+    except (OSError, ValueError, KeyError, TypeError):
+        # Taken this very moment, or cut off by a crash.
+        return {"who": "somebody", "what": "work", "since": _now(), "seconds": 0, "token": ""}
+    return dict(holder, seconds=max(0, int(time.time()) - since))
+
+
+def _try_lock(descriptor: int, kind: int, patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _lock_path(lock: str) -> str:
+    return "/var/tmp/mtppp-%d/locks/%s" % (os.getuid(), lock)
+
+
+def _now() -> str:
+    return time.strftime(TIME, time.gmtime())
+
+
+def _audit(holder: Mapping[str, Any], outcome: str) -> None:
+    """Add a line to the node's audit log: who did what to which deployment, and how it ended."""
+    line = {"at": _now()}
+    line.update((key, holder[key]) for key in ("who", "what", "deployment", "node"))
+    line["outcome"] = outcome
+    path = "/var/tmp/mtppp-%d/%s" % (os.getuid(), AUDIT_LOG)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, json.dumps(line).encode() + b"\n")
+    finally:
+        os.close(descriptor)
+
+
 # ---- the request ---------------------------------------------------------------------------
 
 
@@ -544,14 +659,22 @@ class AgentError(Exception):
 
 
 def main() -> None:
-    request = json.load(sys.stdin)
-    operation = globals()["op_" + request.pop("op")]
+    request = json.loads(sys.stdin.readline())
+    name = request.pop("op")
+    # Of everything but `hold`, these say under which lock it is asked for.
+    guard = {} if name == "hold" else {k: request.pop(k) for k in ("lock", "token") if k in request}
     try:
-        answer = {"answer": operation(**request)}
+        if guard and (holder_of(guard["lock"]) or {}).get("token") != guard["token"]:
+            answer: dict[str, Any] = {"lost": True}
+        else:
+            answer = {"answer": globals()["op_" + name](**request)}
     except (AgentError, OSError) as error:
         answer = {"error": str(error)}
     json.dump(answer, sys.stdout)
     sys.stdout.write("\n")
+    sys.stdout.flush()
+    if _held:
+        _stay()
 
 
 main()

@@ -7,12 +7,13 @@ import os
 import pwd
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 from mtppp.errors import HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
-from mtppp.hosts.transport import Completed
+from mtppp.hosts.transport import HELD_BEAT, HELD_PATIENCE, Completed, Held
 
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
@@ -47,24 +48,9 @@ class LocalTransport:
         Raises:
             HostTimeout: `timeout` passed first; the command and all in its session are killed.
         """
-        check_argv(argv)
-        environment = _environment(pwd.getpwuid(os.getuid()))
-        home = environment["HOME"]
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                # As sshd does for an account whose home directory does not exist.
-                cwd=home if Path(home).is_dir() else "/",
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            return Completed(_NOT_FOUND, "", f"{argv[0]}: command not found\n")
-        except OSError as error:
-            return Completed(_NOT_EXECUTABLE, "", f"{argv[0]}: {error.strerror}\n")
+        process = _started(argv)
+        if isinstance(process, Completed):
+            return process
         with process:
             try:
                 stdout, stderr = process.communicate(stdin, timeout)
@@ -78,6 +64,99 @@ class LocalTransport:
                 if process.returncode is None:
                     _kill_session(process)
         return Completed(_status(process.returncode), decoded(stdout), decoded(stderr))
+
+    def hold(
+        self, argv: Sequence[str], *, stdin: bytes, answer: bytes, timeout: float
+    ) -> Held | Completed:
+        """Start a command that stays, and wait for its answer; see Transport."""
+        process = _started(argv)
+        if isinstance(process, Completed):
+            return process
+        held = _Held(process)
+        held.send(stdin)
+        if not held.answers(answer, timeout):
+            _kill_session(process)
+            process.wait()
+            raise HostTimeout(self._host, f"`{shown(argv)}` said nothing within {timeout:g} s")
+        if held.answer:
+            held.beat()
+            return held
+        stdout, stderr = process.communicate()
+        return Completed(_status(process.returncode), decoded(stdout), decoded(stderr))
+
+
+class _Held:
+    """A command of this machine that stays; it ends with its input, which ends with us."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._released = threading.Event()
+        self._line = b""
+
+    @property
+    def answer(self) -> str:
+        return decoded(self._line)
+
+    def send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: what it said tells why
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+
+    def answers(self, beginning: bytes, timeout: float) -> bool:
+        """Wait for an answer, or for the end of output; False when neither came in time."""
+        reader = threading.Thread(target=self._read, args=(beginning,), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        return not reader.is_alive()
+
+    def _read(self, beginning: bytes) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(beginning):
+                self._line = line
+                return
+
+    def beat(self) -> None:
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._released.wait(HELD_BEAT):
+            self.send(b"\n")
+
+    def release(self, last: bytes) -> None:
+        self._released.set()
+        self.send(last)
+        with self._process as process:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(HELD_PATIENCE)
+            except subprocess.TimeoutExpired:
+                _kill_session(process)
+
+
+def _started(argv: Sequence[str]) -> subprocess.Popen[bytes] | Completed:
+    """The process of a command; Completed when it cannot be started."""
+    check_argv(argv)
+    environment = _environment(pwd.getpwuid(os.getuid()))
+    home = environment["HOME"]
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            # As sshd does for an account whose home directory does not exist.
+            cwd=home if Path(home).is_dir() else "/",
+            start_new_session=True,
+        )
+    except FileNotFoundError:
+        return Completed(_NOT_FOUND, "", f"{argv[0]}: command not found\n")
+    except OSError as error:
+        return Completed(_NOT_EXECUTABLE, "", f"{argv[0]}: {error.strerror}\n")
 
 
 def _environment(account: pwd.struct_passwd) -> dict[str, str]:

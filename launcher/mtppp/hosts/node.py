@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from typing import Any
 
-from mtppp.errors import RemoteCommandFailed
+from mtppp.errors import HostError, Locked, RemoteCommandFailed
 from mtppp.hosts.facts import HostFacts
-from mtppp.hosts.transport import Transport
+from mtppp.hosts.lock import Holder, in_words, lock_name
+from mtppp.hosts.transport import Completed, Held, Transport
 
 # Expands a leading "~/", tells "no such python" from every other failure, then runs the source
 # that is the first line of standard input.
@@ -52,10 +53,50 @@ class Node:
     def __init__(self, transport: Transport, python: str) -> None:
         self.transport = transport
         self.python = python
+        self._lock: _Lock | None = None
 
     @property
     def host(self) -> str:
         return self.transport.host
+
+    def lock(self, index: int, holder: Holder) -> None:
+        """Take a deployment's lock, until `unlock`, or until we or the connection end.
+
+        Everything that is asked for meanwhile is carried out only if the lock is still ours. One
+        that was lost with the connection is taken again, unless somebody else had it in between.
+
+        Args:
+            index: the node's place in the file.
+
+        Raises:
+            Locked: somebody else holds it; says who, since when and what for.
+        """
+        name = lock_name(holder.deployment, index)
+        self._lock = self._take(_Lock(name, index, holder, None), resume=False)
+
+    def unlock(self, outcome: str) -> None:
+        """Give the lock back; the node's audit log has how the matter ended. Harmless without."""
+        lock, self._lock = self._lock, None
+        if lock is not None and lock.held is not None:
+            lock.held.release(" ".join(outcome.split()).encode() + b"\n")
+
+    def _take(self, lock: _Lock, *, resume: bool) -> _Lock:
+        holder = asdict(lock.holder) | {"node": lock.index}
+        request = {"op": "hold", "lock": lock.name, "holder": holder, "resume": resume}
+        held = self.transport.hold(
+            self._command, stdin=_stdin(request), answer=b'{"', timeout=20 + _MARGIN
+        )
+        said = held if isinstance(held, Completed) else Completed(0, held.answer, "")
+        try:
+            other = self._answer("hold", said)["held_by"]
+            if other is not None:
+                raise _locked(self.host, other, lost=resume)
+        except HostError:
+            if not isinstance(held, Completed):
+                held.release(b"")
+            raise
+        assert not isinstance(held, Completed), "it ended, and yet it holds the lock"
+        return replace(lock, held=held)
 
     def facts(self, *, address: str, model_path: str | None, ports: Sequence[int]) -> HostFacts:
         answer = self._ask(
@@ -151,36 +192,84 @@ class Node:
             timeout=sum(grace.values()) + 60,
         )
 
+    @property
+    def _command(self) -> list[str]:
+        return ["sh", "-c", _START, "sh", self.python]
+
     def _ask(self, request: Mapping[str, Any], *, timeout: float) -> dict[str, Any]:
-        # ASCII, which every locale that python may read it in has.
-        stdin = f"{_agent_source()!a}\n{json.dumps(request)}".encode("ascii")
-        done = self.transport.run(
-            ["sh", "-c", _START, "sh", self.python], stdin=stdin, timeout=timeout + _MARGIN
-        )
+        guard = {} if self._lock is None else self._lock.guard
+        stdin = _stdin({**request, **guard})
+        done = self.transport.run(self._command, stdin=stdin, timeout=timeout + _MARGIN)
+        try:
+            return self._answer(request["op"], done)
+        except _LockLost:
+            # It was not carried out, so it may be asked for once more.
+            assert self._lock is not None
+            self._lock = self._take(self._lock, resume=True)
+        done = self.transport.run(self._command, stdin=stdin, timeout=timeout + _MARGIN)
+        return self._answer(request["op"], done)
+
+    def _answer(self, operation: str, done: Completed) -> dict[str, Any]:
         if done.status == 127 and "no python at" in done.stderr:
             raise RemoteCommandFailed(
                 self.host,
                 f"there is no python at {self.python}",
                 hint="set runtime.python to the python of the environment that has vLLM",
             )
-        return self._answer(request["op"], done.status, done.stdout, done.stderr)
-
-    def _answer(self, operation: str, status: int, stdout: str, stderr: str) -> dict[str, Any]:
         # A login shell may print a greeting first: the answer is the last line.
         try:
-            message = json.loads(stdout.strip().rpartition("\n")[2])
+            message = json.loads(done.stdout.strip().rpartition("\n")[2])
         except json.JSONDecodeError:
             message = None
-        if status != 0 or not isinstance(message, dict):
+        if done.status != 0 or not isinstance(message, dict):
             raise RemoteCommandFailed(
                 self.host,
-                f"{self.python} could not carry out {operation!r} (exit status {status})",
-                details=(stderr or stdout).strip().splitlines()[-5:],
+                f"{self.python} could not carry out {operation!r} (exit status {done.status})",
+                details=(done.stderr or done.stdout).strip().splitlines()[-5:],
             )
+        if "lost" in message:
+            raise _LockLost(self.host, "the lock was lost")
         if "error" in message:
             raise RemoteCommandFailed(self.host, f"{operation}: {message['error']}")
         answer: dict[str, Any] = message["answer"]
         return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Lock:
+    name: str
+    index: int
+    holder: Holder
+    held: Held | None
+
+    @property
+    def guard(self) -> dict[str, str]:
+        """What a request says of the lock under which it is asked for."""
+        return {"lock": self.name, "token": self.holder.token}
+
+
+class _LockLost(RemoteCommandFailed):
+    """The lock is not held any more; what was asked for was not done."""
+
+
+def _locked(host: str, other: Mapping[str, Any], *, lost: bool) -> Locked:
+    if lost:
+        return Locked(
+            host,
+            f"the lock was lost with the connection, and since then {other['who']} had it"
+            f" for {other['what']!r}",
+            hint=f"`mtppp status {other.get('deployment', '')}` says what runs now",
+        )
+    return Locked(
+        host,
+        in_words(other),
+        hint="wait until that has ended, or end that process: its lock goes with it",
+    )
+
+
+def _stdin(request: Mapping[str, Any]) -> bytes:
+    # ASCII, which every locale that python may read it in has.
+    return f"{_agent_source()!a}\n{json.dumps(request)}\n".encode("ascii")
 
 
 def _agent_source() -> str:

@@ -17,7 +17,7 @@ from mtppp.errors import ConnectFailed, HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
 from mtppp.hosts.ssh_config import SshTarget, resolve_route
 from mtppp.hosts.ssh_connection import Connection, Liveness, Session
-from mtppp.hosts.transport import Completed
+from mtppp.hosts.transport import HELD_PATIENCE, Completed, Held
 
 __all__ = ["Liveness", "SshTarget", "SshTransport"]
 
@@ -96,6 +96,34 @@ class SshTransport:
             raise self._lost(connection, argv, cause)
         return Completed(status, decoded(outputs.stdout), decoded(outputs.stderr))
 
+    def hold(
+        self, argv: Sequence[str], *, stdin: bytes, answer: bytes, timeout: float
+    ) -> Held | Completed:
+        """Start a command that stays, and wait for its answer; see Transport."""
+        check_argv(argv)
+        connection = self._connected()
+        deadline = time.monotonic() + timeout
+        session = self._open_session(connection, stdin, deadline, stays=True)
+        held = _Held(connection, session)
+        cause: BaseException | None = None
+        with (watch := _Deadline(session, deadline)) as expired:
+            try:
+                session.start(shlex.join(argv).encode("utf-8", "surrogateescape"))
+                held.wait_for(answer)
+            except _LOST as error:
+                cause = error
+            if held.answer and not expired.is_set():
+                watch.spare()
+                return held
+            outputs = _Outputs(session.channel)
+            outputs.collect()
+            status = -1 if cause else session.channel.recv_exit_status()
+        if expired.is_set():
+            raise HostTimeout(self.host, f"`{shown(argv)}` said nothing within {timeout:g} s")
+        if status < 0:
+            raise self._lost(connection, argv, cause)
+        return Completed(status, decoded(outputs.stdout), decoded(outputs.stderr))
+
     def _connected(self) -> Connection:
         with self._lock:
             if self._connection is not None and self._connection.is_open:
@@ -106,7 +134,9 @@ class SshTransport:
             self._connection = Connection(self.host, resolve_route(self._target), self._liveness)
             return self._connection
 
-    def _open_session(self, connection: Connection, stdin: bytes, deadline: float) -> Session:
+    def _open_session(
+        self, connection: Connection, stdin: bytes, deadline: float, *, stays: bool = False
+    ) -> Session:
         """A session for one command, waiting for one while the server has none to give.
 
         sshd allows MaxSessions (10) at once, and one that has just ended may still count.
@@ -114,7 +144,7 @@ class SshTransport:
         while True:
             left = deadline - time.monotonic()
             try:
-                return connection.open_session(stdin, timeout=max(left, 0))
+                return connection.open_session(stdin, timeout=max(left, 0), stays=stays)
             except _LOST as error:
                 if not connection.is_open:
                     raise ConnectFailed(
@@ -175,11 +205,41 @@ class _Outputs:
             chunks.extend(iter(functools.partial(receive, _READ_BYTES), b""))
 
 
+class _Held:
+    """A command that stays, on a channel of its own."""
+
+    def __init__(self, connection: Connection, session: Session) -> None:
+        self._connection = connection
+        self._session = session
+        self._line = b""
+
+    @property
+    def answer(self) -> str:
+        return decoded(self._line)
+
+    def wait_for(self, beginning: bytes) -> None:
+        """Read up to the line that begins so, or to the end of the output."""
+        with self._session.channel.makefile("rb", 0) as output:
+            for line in iter(output.readline, b""):
+                if line.startswith(beginning):
+                    self._line = line
+                    return
+
+    def release(self, last: bytes) -> None:
+        self._session.finish(last)
+        # The connection's thread sends it with the next answer from there; in a dead network none
+        # comes, which is not waited for.
+        threading.Thread(target=self._connection.ask_for_a_sign_of_life, daemon=True).start()
+        self._session.channel.status_event.wait(HELD_PATIENCE)
+        self._session.close()
+
+
 class _Deadline:
     """Closes a session at a point in time, which ends every wait for it, and at the end."""
 
     def __init__(self, session: Session, deadline: float) -> None:
         self._session = session
+        self._spared = False
         self._expired = threading.Event()
         self._timer = threading.Timer(max(deadline - time.monotonic(), 0), self._expire)
         self._timer.daemon = True
@@ -195,7 +255,12 @@ class _Deadline:
         trace: TracebackType | None,
     ) -> None:
         self._timer.cancel()
-        self._session.close()
+        if not self._spared:
+            self._session.close()
+
+    def spare(self) -> None:
+        """Leave the session open at the end."""
+        self._spared = True
 
     def _expire(self) -> None:
         self._expired.set()

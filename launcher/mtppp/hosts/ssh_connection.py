@@ -24,6 +24,7 @@ from mtppp.hosts.command import last_lines
 from mtppp.hosts.known_hosts import KnownHosts, KnownKey, Standing, fingerprint
 from mtppp.hosts.ssh_config import Endpoint
 from mtppp.hosts.ssh_identity import Identities, find_identities
+from mtppp.hosts.transport import HELD_BEAT
 
 # How long the server may take over one step of the key exchange or the authentication.
 _STEP_TIMEOUT = 30.0
@@ -93,21 +94,25 @@ class Connection:
         self._closed.set()
         self._stack.close()
 
-    def open_session(self, stdin: bytes, timeout: float) -> Session:
-        """A channel for one command.
+    def open_session(self, stdin: bytes, timeout: float, *, stays: bool = False) -> Session:
+        """A channel for one command; for one that stays, its input is left open.
 
         Raises:
             paramiko.SSHException, EOFError, OSError: the server gives none, or is gone.
         """
         channel = self.transport.open_session(timeout=timeout)
-        return Session(self.transport, channel, stdin)
+        return Session(self.transport, channel, stdin, stays=stays)
+
+    def ask_for_a_sign_of_life(self) -> None:
+        """Have the server send an answer, and wait for it, or for the end of the connection."""
+        # paramiko's own keepalive asks for no answer, so it cannot tell a dead peer. Any answer
+        # will do, and servers refuse requests that they do not know.
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self.transport.global_request("keepalive@openssh.com", wait=True)
 
     def _ask_for_signs_of_life(self, interval: float) -> None:
         while not self._closed.wait(interval) and self.transport.is_active():
-            # paramiko's own keepalive asks for no answer, so it cannot tell a dead peer. Any
-            # answer will do, and servers refuse requests that they do not know.
-            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
-                self.transport.global_request("keepalive@openssh.com", wait=True)
+            self.ask_for_a_sign_of_life()
 
 
 class _Socket(Protocol):
@@ -186,9 +191,13 @@ class Session:
     that thread too, so what another thread was just sending would now and then follow the answer.
     """
 
-    def __init__(self, transport: _Transport, channel: paramiko.Channel, stdin: bytes) -> None:
+    def __init__(
+        self, transport: _Transport, channel: paramiko.Channel, stdin: bytes, *, stays: bool
+    ) -> None:
         self.channel = channel
         self._stdin = stdin
+        self._stays = stays
+        self._beat_at = time.monotonic()
         self._sent = 0
         self._started = False
         self._over = False
@@ -204,6 +213,12 @@ class Session:
             paramiko.SSHException, EOFError, OSError: the server refuses it, or is gone.
         """
         self.channel.exec_command(command)
+
+    def finish(self, last: bytes) -> None:
+        """End the input of a command that stays; sent with the server's next message."""
+        with self._sending:
+            self._stdin += last
+            self._stays = False
 
     def close(self) -> None:
         # Not waited for without end: what is being sent may be stuck in a dead network.
@@ -229,12 +244,21 @@ class Session:
             return
         with self._sending, contextlib.suppress(OSError):
             while not self._over and self.channel.send_ready():
-                if self._sent == len(self._stdin):
-                    self._over = True
-                    self.channel.shutdown_write()
-                else:
+                if self._sent < len(self._stdin):
                     piece = self._stdin[self._sent : self._sent + _SEND_BYTES]
                     self._sent += self.channel.send(piece)
+                elif self._stays:
+                    self._beat()
+                    return
+                else:
+                    self._over = True
+                    self.channel.shutdown_write()
+
+    def _beat(self) -> None:
+        """An empty line now and then. Answers to the keepalive see to it that there is a then."""
+        if time.monotonic() - self._beat_at >= HELD_BEAT / 2:
+            self._beat_at = time.monotonic()
+            self.channel.send(b"\n")
 
 
 class _Packetizer(Packetizer):

@@ -6,6 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+HELD_BEAT = 10.0
+"""Seconds between two signs of life for a command that stays."""
+HELD_PATIENCE = 5.0
+"""Seconds that a command that stayed has to end once it was released."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:
@@ -19,6 +24,20 @@ class Completed:
     status: int
     stdout: str
     stderr: str
+
+
+class Held(Protocol):
+    """A command that stays: it runs until its input ends, at the latest with this process.
+
+    While it runs it is sent an empty line every few seconds, for it to know that we live.
+    """
+
+    @property
+    def answer(self) -> str:
+        """The line that was waited for."""
+
+    def release(self, last: bytes) -> None:
+        """Send a last input, end it, and give the command a few seconds to end."""
 
 
 class Transport(Protocol):
@@ -46,6 +65,22 @@ class Transport(Protocol):
         Raises:
             ConnectFailed: the connection is gone.
             HostTimeout: `timeout` passed first.
+        """
+
+    def hold(
+        self, argv: Sequence[str], *, stdin: bytes, answer: bytes, timeout: float
+    ) -> Held | Completed:
+        """Start a command that stays, and wait for its answer.
+
+        Args:
+            answer: how the line begins that is waited for; what comes before is passed over.
+            timeout: seconds until it must have come.
+
+        Returns:
+            Completed: it ended without an answer.
+
+        Raises:
+            ConnectFailed, HostTimeout: as `run` does.
         """
 
     def close(self) -> None:
