@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -56,26 +56,31 @@ class Console:
             self._status.update(Text(line))
             self._status.start()
         elif text and text != self._said:
-            self._rich.print(f"  … {escape(line)}")
+            self._print(f"  … {escape(line)}")
         self._said = text
 
     def _end(self, mark: str, colour: str, step: Step, started: float) -> None:
         if self._status is not None:
             self._status.stop()
         seconds = time.monotonic() - started
-        self._rich.print(
+        self._print(
             f"  [{colour}]{mark}[/] {step.title:<14} {escape(step.note)}"
             f"{'  ' if step.note else ''}[dim]({seconds:.1f} s)[/]"
         )
 
+    def _print(self, text: str) -> None:
+        # A terminal that is gone must not keep anything from being cleaned up.
+        with suppress(OSError):
+            self._rich.print(text)
+
     def say(self, text: str) -> None:
         """One line, as it is."""
-        self._rich.print(escape(text))
+        self._print(escape(text))
 
     def error(self, error: MtpppError) -> None:
         """An error as a person needs it: what and where, the lines that matter, what to do."""
-        self._rich.print(f"[bold red]error:[/] {escape(error.message)}")
+        self._print(f"[bold red]error:[/] {escape(error.message)}")
         for line in error.details:
-            self._rich.print(f"  [dim]│[/] {escape(line)}")
+            self._print(f"  [dim]│[/] {escape(line)}")
         if error.hint:
-            self._rich.print(f"[bold]hint:[/] {escape(error.hint)}")
+            self._print(f"[bold]hint:[/] {escape(error.hint)}")

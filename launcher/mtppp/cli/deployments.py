@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mtppp import state
 from mtppp.cluster import Cluster, Node, load
+from mtppp.console import Console
 from mtppp.errors import ConfigurationError
 from mtppp.hosts import node as hosts
 from mtppp.hosts.local import LocalTransport
 from mtppp.hosts.ssh import SshTarget, SshTransport
 from mtppp.hosts.transport import Transport
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.interrupts import Detached
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -63,6 +67,29 @@ def connectable(known: state.Known, *, with_secrets: bool = False) -> Deployment
     nodes = [hosts.Node(_transport(cluster, n), cluster.runtime.python) for n in cluster.nodes]
     secrets = _secrets(known) if with_secrets else {}
     return Deployment(cluster=cluster, file=known.file, nodes=nodes, secrets=secrets)
+
+
+@contextmanager
+def working_on(target: Deployment, console: Console) -> Iterator[None]:
+    """Close the connections after the block; of one that let go, say how to go on.
+
+    Interrupted, they are left to the end of the process: closing one waits for what it is doing.
+    """
+    try:
+        yield
+    except Detached:
+        name = target.cluster.name
+        console.say(
+            f"left as it is: `mtppp status {name}` says what runs, `mtppp stop {name}` ends it,"
+            f" `mtppp launch {target.file}` goes on"
+        )
+        raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        target.close()
+        raise
+    target.close()
 
 
 def _transport(cluster: Cluster, node: Node) -> Transport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, resolve, working_on
 from mtppp.console import Console
 from mtppp.phases.launch import LAUNCH
 from mtppp.phases.phase import run_phases
@@ -23,10 +23,8 @@ def command(deployment: str | None, restart: bool) -> None:
     console = Console()
     target = connectable(resolve(deployment), with_secrets=True)
     target.restart = restart
-    try:
+    with working_on(target, console):
         run_phases(LAUNCH, target, console)
-    finally:
-        target.close()
     plan = target.plan
     console.say(f"{plan.name} serves {plan.served_name} at {plan.endpoint}/v1")
     console.say(f"stop it with: mtppp stop {plan.name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, resolve, working_on
 from mtppp.console import Console
 from mtppp.phases.phase import run_phases
 from mtppp.phases.stop import STOP
@@ -18,8 +18,7 @@ def command(deployment: str | None) -> None:
     Ends exactly the processes that `mtppp launch` started on its nodes and their descendants,
     with their shared memory. Another Ray or vLLM on the same hosts is left alone. Logs stay.
     """
+    console = Console()
     target = connectable(resolve(deployment))
-    try:
-        run_phases(STOP, target, Console())
-    finally:
-        target.close()
+    with working_on(target, console):
+        run_phases(STOP, target, console)

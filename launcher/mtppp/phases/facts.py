@@ -12,7 +12,7 @@ from mtppp.errors import MtpppError
 from mtppp.gpus import GPU_TYPES
 from mtppp.hosts.facts import HostFacts
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.phase import WithoutTrace, look_at_each
 from mtppp.plan import directories
 from mtppp.plan.build import node_ports
 from mtppp.plan.ports import listened
@@ -58,7 +58,7 @@ def gather(deployment: Deployment) -> list[HostFacts]:
             ports=[*listened(ports[index], head=head), *([cluster.serve.port] if head else [])],
         )
 
-    on_each(range(len(deployment.nodes)), ask)
+    look_at_each(range(len(deployment.nodes)), ask)
     return [answers[index] for index in range(len(deployment.nodes))]
 
 
@@ -72,7 +72,7 @@ def is_running(deployment: Deployment) -> bool:
         if node.processes(directories.run_directory(uid, name, index))["marked"]:
             running.append(node.host)
 
-    on_each(range(len(deployment.nodes)), look)
+    look_at_each(range(len(deployment.nodes)), look)
     return bool(running)
 
 

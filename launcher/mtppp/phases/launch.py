@@ -7,6 +7,7 @@ from mtppp.phases.connect import Connect
 from mtppp.phases.facts import GatherFacts
 from mtppp.phases.find_model import FindModel
 from mtppp.phases.first_tokens import FirstTokens
+from mtppp.phases.lock import TakeLocks
 from mtppp.phases.make_plan import MakePlan
 from mtppp.phases.phase import Phase
 from mtppp.phases.ray_cluster import Place, StartRay
@@ -17,6 +18,7 @@ from mtppp.phases.ship import ShipPlugins
 LAUNCH: tuple[Phase, ...] = (
     FindModel(),
     Connect(),
+    TakeLocks("launch"),
     GatherFacts(),
     MakePlan(),
     CompareWithRunning(),

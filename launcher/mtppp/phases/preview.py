@@ -13,7 +13,7 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.facts import gather, is_running
 from mtppp.phases.find_model import ReadModel
 from mtppp.phases.make_plan import ReviewPlan
-from mtppp.phases.phase import Phase, WithoutTrace, on_each
+from mtppp.phases.phase import Phase, WithoutTrace, look_at_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.plan import directories
 from mtppp.plan.plan import Plan
@@ -67,7 +67,7 @@ def running_on(deployment: Deployment) -> list[bool]:
         processes = deployment.nodes[index].processes(_directory(deployment, index))
         found[index] = bool(processes["marked"])
 
-    on_each(range(len(deployment.nodes)), look)
+    look_at_each(range(len(deployment.nodes)), look)
     return [found[index] for index in range(len(deployment.nodes))]
 
 

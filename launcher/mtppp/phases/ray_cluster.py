@@ -9,7 +9,7 @@ from mtppp.errors import RemoteCommandFailed
 from mtppp.hosts.node import Ended, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import telling_lines
-from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
 from mtppp.phases.stop import stop_node
 from mtppp.plan.build import PLACEMENT_TIMEOUT
 from mtppp.plan.plan import NodePlan
@@ -49,12 +49,20 @@ class Place(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         node, planned = deployment.head
         command = deployment.plan.placement
-        ended = node.run(
-            command.argv,
-            env=deployment.environment(command),
-            directory=planned.directory,
-            timeout=PLACEMENT_TIMEOUT + _MARGIN,
-        )
+        answers: list[Ended] = []
+
+        def place(node: Node) -> None:
+            ended = node.run(
+                command.argv,
+                env=deployment.environment(command),
+                directory=planned.directory,
+                timeout=PLACEMENT_TIMEOUT + _MARGIN,
+            )
+            answers.append(ended)
+
+        # Interrupted, it is not waited for: it ends with the other processes of the deployment.
+        look_at_each([node], place)
+        [ended] = answers
         if ended.status != 0:
             raise RemoteCommandFailed(
                 node.host,

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mtppp.console import Step
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import WithoutTrace, on_each
+from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.phases.status import ask
 from mtppp.phases.stop import stop_node
 from mtppp.plan.differences import differences
-from mtppp.plan.plan import Plan
+from mtppp.plan.plan import NodePlan, Plan
 
 
 class CompareWithRunning(WithoutTrace):
@@ -37,14 +37,20 @@ class CompareWithRunning(WithoutTrace):
                 details=changed[1:],
                 hint="`--restart` stops it and launches it anew",
             )
-        stop_node(*deployment.head)
+        on_each([deployment.head], lambda member: stop_node(*member))
         on_each(deployment.members[1:], lambda member: stop_node(*member))
         step.note = f"stopped: {reason}"
 
 
 def _changes(deployment: Deployment) -> Iterator[str]:
     """How the Plan differs from what some node was launched with."""
-    for node, planned in deployment.members:
-        held = node.read(f"{planned.directory}/{PLAN_FILE}")
-        for text in held.values():
+    held: dict[int, Mapping[str, str]] = {}
+
+    def read(planned: NodePlan) -> None:
+        node = deployment.nodes[planned.index]
+        held[planned.index] = node.read(f"{planned.directory}/{PLAN_FILE}")
+
+    look_at_each(deployment.plan.nodes, read)
+    for index in sorted(held):
+        for text in held[index].values():
             yield from map(str, differences(Plan.fields_of(text), deployment.plan.fields()))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from mtppp.console import Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import HostTimeout, RemoteCommandFailed
+from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import stage_of_start, telling_lines
-from mtppp.phases.phase import WithoutTrace
+from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
 from mtppp.plan.build import SERVER
+from mtppp.plan.plan import NodePlan
 
 _POLL = 1.0  # seconds between two looks at a loading server
 _LOOK_AT_NODES = 5.0  # seconds between two questions over ssh
@@ -22,15 +25,20 @@ class StartServer(WithoutTrace):
     title = "server"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        node, planned = deployment.head
         command = deployment.plan.server
-        node.start(
-            role=command.role,
-            argv=command.argv,
-            env=deployment.environment(command),
-            directory=planned.directory,
-            log=command.log,
-        )
+
+        def start(member: tuple[Node, NodePlan]) -> None:
+            node, planned = member
+            node.start(
+                role=command.role,
+                argv=command.argv,
+                env=deployment.environment(command),
+                directory=planned.directory,
+                log=command.log,
+            )
+
+        on_each([deployment.head], start)
+        node, planned = deployment.head
         step.note = f"log {node.host}:{planned.directory}/{command.log}"
 
 
@@ -54,7 +62,7 @@ def _wait(deployment: Deployment, client: EngineClient, step: Step) -> None:
         now = time.monotonic()
         if now - looked >= _LOOK_AT_NODES:
             looked = now
-            check_alive(deployment)
+            look_at_each(deployment.members, partial(check_alive, deployment))
             log, before = server_log(deployment), log
             grown = now if log != before else grown
             step.progress(stage_of_start(log))
@@ -68,32 +76,39 @@ def _wait(deployment: Deployment, client: EngineClient, step: Step) -> None:
         time.sleep(_POLL)
 
 
-def check_alive(deployment: Deployment) -> None:
-    """Fail when a process that was started has ended.
+def check_alive(deployment: Deployment, member: tuple[Node, NodePlan]) -> None:
+    """Fail when a process that was started on a node has ended.
 
     Raises:
         RemoteCommandFailed: saying which, where, and the lines of its log that matter.
     """
-    for node, planned in deployment.members:
-        for entry in node.processes(planned.directory)["recorded"]:
-            if entry["alive"]:
-                continue
-            what = "vLLM's server" if entry["role"] == SERVER else "Ray"
-            raise RemoteCommandFailed(
-                node.host,
-                f"{what} ended while the deployment was starting",
-                hint=f"the whole log is {entry['log']} on {node.host}",
-                details=telling_lines(
-                    server_log(deployment)
-                    if entry["role"] == SERVER
-                    else "".join(node.read(entry["log"], limit=1 << 16).values()),
-                    12,
-                ),
-            )
+    node, planned = member
+    for entry in node.processes(planned.directory)["recorded"]:
+        if entry["alive"]:
+            continue
+        what = "vLLM's server" if entry["role"] == SERVER else "Ray"
+        raise RemoteCommandFailed(
+            node.host,
+            f"{what} ended while the deployment was starting",
+            hint=f"the whole log is {entry['log']} on {node.host}",
+            details=telling_lines(
+                _log(node, planned, deployment.plan.server.log)
+                if entry["role"] == SERVER
+                else "".join(node.read(entry["log"], limit=1 << 16).values()),
+                12,
+            ),
+        )
 
 
 def server_log(deployment: Deployment) -> str:
     """The end of the server's log; Ray sends the workers' output there, too."""
-    node, planned = deployment.head
-    logs = node.read(f"{planned.directory}/{deployment.plan.server.log}", limit=1 << 18)
-    return "".join(logs.values())
+    logs: list[str] = []
+    look_at_each(
+        [deployment.head],
+        lambda member: logs.append(_log(*member, deployment.plan.server.log)),
+    )
+    return logs[0]
+
+
+def _log(node: Node, planned: NodePlan, name: str) -> str:
+    return "".join(node.read(f"{planned.directory}/{name}", limit=1 << 18).values())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import secrets
-import socket
 from datetime import UTC, datetime
 
 from mtppp import state
 from mtppp.console import Step
+from mtppp.hosts.lock import operator
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import on_each
@@ -54,7 +53,7 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
 
 def _launched_by() -> File:
     record = {
-        "by": f"{getpass.getuser()}@{socket.gethostname()}",
+        "by": operator(),
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return File(LAUNCH_FILE, json.dumps(record).encode())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from mtppp.engine.client import EngineClient, EngineError
 from mtppp.errors import MtpppError
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import MAX_PARALLEL
+from mtppp.phases.phase import look_at_each
 from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.plan import directories
 
@@ -85,10 +84,13 @@ class _Answer:
 def ask(deployment: Deployment) -> DeploymentStatus:
     """Ask all nodes at once, then the server for a token."""
     name = deployment.cluster.name
-    with ThreadPoolExecutor(min(MAX_PARALLEL, len(deployment.nodes))) as pool:
-        answers = list(
-            pool.map(lambda pair: _ask_node(name, *pair), list(enumerate(deployment.nodes)))
-        )
+    answered: dict[int, _Answer] = {}
+
+    def ask_node(index: int) -> None:
+        answered[index] = _ask_node(name, index, deployment.nodes[index])
+
+    look_at_each(range(len(deployment.nodes)), ask_node)
+    answers = [answered[index] for index in range(len(deployment.nodes))]
     plan = next((answer.plan for answer in answers if answer.plan is not None), None)
     nodes = [answer.status for answer in answers]
     state, explanation, seconds = _judge(nodes, plan)

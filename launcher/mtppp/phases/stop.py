@@ -8,6 +8,7 @@ from mtppp.errors import MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.connect import Connect
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.lock import TakeLocks
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
 from mtppp.phases.run_directory import LAUNCH_ONLY, SHARED_MEMORY_FILE
 from mtppp.plan import directories
@@ -41,7 +42,7 @@ class StopNodes(WithoutTrace):
         # Others are stopped also when the first node cannot be; its error is the one to tell.
         failed: MtpppError | None = None
         try:
-            stop(0)
+            on_each([0], stop)
         except MtpppError as error:
             failed = error
         try:
@@ -58,7 +59,7 @@ class StopNodes(WithoutTrace):
         )
 
 
-STOP: tuple[Phase, ...] = (Connect(), StopNodes())
+STOP: tuple[Phase, ...] = (Connect(), TakeLocks("stop"), StopNodes())
 
 
 def stop_node(node: Node, planned: NodePlan) -> None:
