@@ -48,6 +48,8 @@ class EngineSpec:
     Attributes:
         release: vLLM's release without a local part, "0.32.0".
         model_type: `model_type` of the model's config.json.
+        prefill_context, decode_context: ranks of context parallelism.
+        other_classes: whether the model's classes are not those that vLLM chooses itself.
         layer_partition: layers per stage, or None for vLLM's own split.
         patches: names of the patches the launcher decided on; the plugin decides again and stops
             when the two differ.
@@ -65,8 +67,11 @@ class EngineSpec:
     tensor: int = 1
     pipeline: int = 1
     data_parallel: int = 1
+    prefill_context: int = 1
+    decode_context: int = 1
     expert_parallel: bool = False
     eplb: bool = False
+    other_classes: bool = False
     layer_partition: tuple[int, ...] | None = None
     speculative: Speculative | None = None
     async_scheduling: bool = True
@@ -85,8 +90,9 @@ class EngineSpec:
             raise InvalidSpecError(
                 f"invariants {self.invariants!r} is none of {get_args(Invariants)}"
             )
-        if min(self.tensor, self.pipeline, self.data_parallel) < 1:
-            raise InvalidSpecError("tensor, pipeline and data_parallel start at 1")
+        for name in ("tensor", "pipeline", "data_parallel", "prefill_context", "decode_context"):
+            if getattr(self, name) < 1:
+                raise InvalidSpecError(f"{name} starts at 1")
         if self.layer_partition is not None and len(self.layer_partition) != self.pipeline:
             raise InvalidSpecError(
                 f"layer_partition has {len(self.layer_partition)} parts for "

@@ -9,7 +9,8 @@ A family without a row on a release is refused there. With one, a deployment is 
 
 - the family's decoding with MTP has engine evidence on that release. It may come from another
   family that decodes on the same path (`Evidence.on`); and
-- each patch of scope "model" that it needs has at least class evidence on that release; and
+- each patch of scope "model" that it needs has at least class evidence on that release, and where
+  its layers share sparse-attention indices, so has the refusal of cuts between them; and
 - it is none of the combinations that are refused whatever the family.
 """
 
@@ -22,6 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mtppp_patches import index_share
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.patch import names_needed
 from mtppp_patches.registry import PATCHES
@@ -37,7 +39,8 @@ DECODE = "decode"
 """The key of the evidence for decoding as a whole; the others are names of patches."""
 
 _SCHEMA = 1
-# Models with sparse attention, whose expert layers leave their output to be summed later.
+# Models whose layers share sparse-attention indices, and whose expert layers leave their output to
+# be summed later.
 _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32", "dots3_note"})
 
 
@@ -68,8 +71,8 @@ class Family:
 
     Attributes:
         drafter: the class that drafts, "module:class".
-        evidence: by name of patch of scope "model", and under `DECODE` for decoding as a whole, the
-            patches of that scope included.
+        evidence: by name of patch, of those that `must_be_proven` for this family or are right as
+            vLLM ships them, and under `DECODE` for decoding as a whole, its patches included.
         note: anything a reader should know; "" for nothing.
     """
 
@@ -141,7 +144,7 @@ class Verdict:
         refusals: what stands in the way; empty when allowed.
         at_own_risk: refusals that the cluster file overrides.
         patches: names of the patches it needs.
-        evidence: of decoding and of those patches that are of scope "model".
+        evidence: of decoding, and of those patches that `must_be_proven`.
     """
 
     refusals: tuple[Refusal, ...]
@@ -211,7 +214,8 @@ def admissible(spec: EngineSpec, data: Support | None = None) -> Verdict:
         if applies(spec, patches, family)
     ]
     overridden = [r for r in found if r.overridable and r.code in spec.at_own_risk]
-    evidence = family.evidence if family else {}
+    # What vLLM does with one stage is not what was shown.
+    evidence = family.evidence if family and spec.pipeline > 1 else {}
     return Verdict(
         refusals=tuple(refusal for refusal in found if refusal not in overridden),
         at_own_risk=tuple(overridden),
@@ -222,6 +226,12 @@ def admissible(spec: EngineSpec, data: Support | None = None) -> Verdict:
 
 _OF_MODEL = frozenset(patch.name for patch in PATCHES if patch.scope == "model")
 
+
+def must_be_proven(patch: str, model_type: str) -> bool:
+    """Whether a family that needs this patch needs evidence of its own for it. Pure."""
+    return patch in _OF_MODEL or (patch == index_share.PATCH.name and model_type in _SPARSE)
+
+
 _Condition = Callable[[EngineSpec, tuple[str, ...], Family | None], bool]
 
 
@@ -230,7 +240,11 @@ def _pipelines_mtp(spec: EngineSpec) -> bool:
 
 
 def _unproven(patches: Iterable[str], family: Family) -> list[str]:
-    return [patch for patch in patches if patch in _OF_MODEL and not family.proves(patch, "class")]
+    return [
+        patch
+        for patch in patches
+        if must_be_proven(patch, family.model_type) and not family.proves(patch, "class")
+    ]
 
 
 _CONDITIONS: Mapping[str, _Condition] = {
@@ -255,13 +269,19 @@ _CONDITIONS: Mapping[str, _Condition] = {
     "speculative_method": lambda spec, patches, family: (
         spec.pipeline > 1 and spec.speculative is not None and not spec.mtp
     ),
+    "other_classes": lambda spec, patches, family: spec.pipeline > 1 and spec.other_classes,
     "expert_data_parallel": lambda spec, patches, family: (
         spec.model_type in _SPARSE
         and spec.expert_parallel
-        and min(spec.data_parallel, spec.tensor, spec.pipeline) > 1
+        and max(spec.data_parallel, spec.prefill_context) > 1
+        and min(spec.tensor, spec.pipeline) > 1
     ),
     "unproven_parallelism": lambda spec, patches, family: (
-        spec.pipeline > 1 and (spec.data_parallel > 1 or spec.expert_parallel)
+        spec.pipeline > 1
+        and (
+            spec.expert_parallel
+            or max(spec.data_parallel, spec.prefill_context, spec.decode_context) > 1
+        )
     ),
     "eplb_pipeline": lambda spec, patches, family: spec.eplb and spec.pipeline > 1,
     "eplb_mtp": lambda spec, patches, family: spec.eplb and spec.mtp,
@@ -292,7 +312,10 @@ def _filled(
 
 
 def _family(where: str, model_type: str, row: dict[str, Any]) -> Family:
-    if unknown := sorted(set(row["evidence"]) - _OF_MODEL - {DECODE}):
+    unknown = [
+        key for key in row["evidence"] if key != DECODE and not must_be_proven(key, model_type)
+    ]
+    if unknown:
         raise ValueError(f"{where}: evidence for what is no patch of a model: {', '.join(unknown)}")
     if row["decode"] not in get_args(Decode):
         raise ValueError(f"{where}: decode {row['decode']!r} is none of {get_args(Decode)}")

@@ -38,7 +38,7 @@ def test_the_text_is_canonical() -> None:
         ({"runner": "v3"}, "runner 'v3'"),
         ({"invariants": "maybe"}, "invariants 'maybe'"),
         ({"pipeline": 3}, "2 parts for 3"),
-        ({"tensor": 0}, "start at 1"),
+        ({"tensor": 0}, "tensor starts at 1"),
         ({"speculative": {"method": "mtp"}}, "tokens"),
     ],
 )

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from class_evidence import drafter_problems, run  # noqa: E402
+
 # Releases for which an environment for CPU hosts is made.
 RELEASES = ("0.29.0", "0.32.0")
 
@@ -120,80 +125,12 @@ def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path
     assert "vllm.logits_processors: bias" in messages["logits processor"]
 
 
-# The real class, its load_weights and a real embedding; stand-ins for the layers around them.
-DRAFTER = """
-import importlib, json, os, sys
-from types import SimpleNamespace
-import torch
-from torch import nn
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from mtppp_patches.drafter_weights import EMBEDDING, PATCH
-from mtppp_patches.engine_spec import EngineSpec, Speculative
-from mtppp_patches.patch import PatchError, install, vllm_root
-
-module, name, patched = sys.argv[1], sys.argv[2], sys.argv[3] == "patched"
-if patched:
-    spec = EngineSpec("0.29.0", "glm_moe_dsa", pipeline=2, speculative=Speculative("mtp", 3),
-                      patches=(PATCH.name,))
-    install((PATCH,), spec, "0.29.0", vllm_root())
-drafter_class = getattr(importlib.import_module(module), name)
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-init_distributed_environment(1, 0, f"file://{sys.argv[4]}", 0, "gloo")
-with set_current_vllm_config(VllmConfig()):
-    initialize_model_parallel(1, 1)
-    drafter = drafter_class.__new__(drafter_class)
-    nn.Module.__init__(drafter)
-    drafter.config = SimpleNamespace(n_routed_experts=2, n_shared_experts=1, num_hidden_layers=4,
-                                     num_nextn_predict_layers=1, model_type="glm_moe_dsa")
-    drafter.is_fused_shared_expert_enabled = False
-    drafter.model = nn.Module()
-    drafter.model.mtp_start_layer_idx, drafter.model.num_mtp_layers = 4, 1
-    drafter.model.embed_tokens = VocabParallelEmbedding(64, 8)
-    layer = nn.Module()
-    layer.enorm = nn.LayerNorm(8, bias=False)
-    drafter.model.layers = nn.ModuleDict({"4": layer})
-    nn.init.constant_(drafter.model.embed_tokens.weight, 7.0)
-    rows = torch.arange(512.0).reshape(64, 8)
-    weights = [(EMBEDDING, rows), ("model.layers.4.enorm.weight", torch.full((8,), 3.0))]
-    loaded = drafter.load_weights(iter(weights))
-    try:
-        without = sorted(drafter.load_weights(iter(weights[1:])))
-    except PatchError as error:
-        without = str(error)
-print(json.dumps({
-    "embedding": torch.equal(drafter.model.embed_tokens.weight[:64], rows),
-    "layer": bool((layer.enorm.weight == 3).all()),
-    "loaded": sorted(loaded),
-    "without": without,
-}))
-"""
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("vllm.model_executor.models.deepseek_mtp", "DeepSeekMTP"),
-        ("vllm.models.deepseek_v32.nvidia.mtp", "DeepseekV32MTP"),
-    ],
-)
-def test_the_drafter_takes_the_models_embedding(
-    vllm_python: Python, tmp_path: Path, module: str, name: str
-) -> None:
-    results = {}
-    for how in ("shipped", "patched"):
-        done = subprocess.run(
-            [vllm_python("0.29.0"), "-c", DRAFTER, module, name, how, tmp_path / how],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "patches")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        results[how] = json.loads(done.stdout.splitlines()[-1])
-    assert not results["shipped"]["embedding"]
-    assert results["patched"]["embedding"]
-    assert results["patched"]["layer"]
-    assert "model.embed_tokens.weight" in results["patched"]["loaded"]
-    assert "no model.embed_tokens.weight" in results["patched"]["without"]
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_drafter_takes_the_models_embedding(vllm_python: Python, release: str) -> None:
+    """With the patch where vLLM lacks it, and as shipped where vLLM does it itself."""
+    runs = run(vllm_python(release), "drafter_world.py")
+    assert [*drafter_problems(runs)] == []
+    assert {entry["class"].partition(":")[2] for entry in runs} == {"DeepSeekMTP", "DeepseekV32MTP"}
+    assert {entry["patched"] for entry in runs} == (
+        {False, True} if release == "0.29.0" else {False}
+    )

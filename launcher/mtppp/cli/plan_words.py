@@ -13,7 +13,7 @@ from mtppp.plan.plan import NodePlan, Plan, Stage
 from mtppp.plan.report import headroom
 from mtppp.plan.review import Review
 from mtppp_patches.registry import PATCHES
-from mtppp_patches.support import DECODE
+from mtppp_patches.support import DECODE, must_be_proven
 
 MIB, KIB = 2**20, 2**10
 ENGINE_VARIABLE = "MTPPP_ENGINE"
@@ -213,7 +213,7 @@ def patch_lines(review: Review) -> Iterator[str]:
     known = {patch.name: patch for patch in PATCHES}
     for name in review.plan.patches:
         patch = known[name]
-        proof = f" ({_proof(review, name)})" if patch.scope == "model" else ""
+        proof = f" ({_proof(review, name)})" if must_be_proven(name, review.plan.family) else ""
         yield f"{name}: {patch.why}{proof}"
     yield f"decoding: {_proof(review, DECODE)}"
 

@@ -36,7 +36,17 @@ MANAGED_FLAGS = {
 }
 """vllm serve flags, without dashes, that have no place in serve.args: what to do instead."""
 
-READ_FLAGS = frozenset({"data-parallel-size", "enable-eplb", "enable-expert-parallel"})
+READ_FLAGS = frozenset(
+    {
+        "data-parallel-size",
+        "decode-context-parallel-size",
+        "enable-eplb",
+        "enable-expert-parallel",
+        "model-class-overrides",
+        "model-impl",
+        "prefill-context-parallel-size",
+    }
+)
 """Flags that may be given and that decide whether the deployment is right: no abbreviations."""
 
 _RESERVED_REASONS = {

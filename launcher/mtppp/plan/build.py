@@ -194,6 +194,9 @@ def engine_spec(
         "expert_parallel": flags.switch(args, "enable-expert-parallel"),
         "eplb": flags.switch(args, "enable-eplb"),
         "data_parallel": flags.count(args, "data-parallel-size") or 1,
+        "prefill_context": flags.count(args, "prefill-context-parallel-size") or 1,
+        "decode_context": flags.count(args, "decode-context-parallel-size") or 1,
+        "other_classes": _other_classes(args),
         "layer_partition": None if layer_partition is None else tuple(layer_partition),
         "speculative": (
             EngineSpeculative(cluster.speculative.method, cluster.speculative.tokens)
@@ -204,6 +207,12 @@ def engine_spec(
         "placement": placement,
     }
     return EngineSpec(**fields, patches=names_needed(PATCHES, EngineSpec(**fields)))
+
+
+def _other_classes(args: Mapping[str, Any]) -> bool:
+    """Whether flags replace the model's classes by others than vLLM chooses."""
+    own = flags.text(args, "model-impl") in {None, "auto", "vllm"}
+    return bool(args.get("model-class-overrides")) or not own
 
 
 class _Head:

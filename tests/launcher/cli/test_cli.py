@@ -164,17 +164,17 @@ def test_a_secret_that_is_not_set_matters_to_launch_alone(
     assert f"{name} was not running" in stopped.stderr
 
 
-def test_glm_is_refused_before_any_host_is_touched(
+def test_what_is_not_proven_is_refused_before_any_host_is_touched(
     mtppp: Mtppp, write: Callable[..., None]
 ) -> None:
-    write()
+    write(runtime={**GLM["runtime"], "vllm": "0.23.0"})
     done = mtppp("launch")
     assert (done.returncode, done.stdout) == (4, "")
     first, *rest = done.stderr.splitlines()
     assert first.startswith("  ✗ model")
     assert rest == [
-        "error: glm_moe_dsa on vLLM 0.32.0: glm_moe_dsa under pipeline parallelism has not been"
-        " proven on vLLM 0.32.0",
+        "error: glm_moe_dsa on vLLM 0.23.0: glm_moe_dsa under pipeline parallelism has not been"
+        " proven on vLLM 0.23.0",
         "hint: run it with pipeline: 1, or choose a release on which it is proven"
         " (`mtppp patches`); `at_own_risk: [unlisted_family]` goes ahead all the same",
     ]
@@ -182,7 +182,12 @@ def test_glm_is_refused_before_any_host_is_touched(
 
 def test_a_risk_that_is_spelled_out_goes_ahead(mtppp: Mtppp, write: Callable[..., None]) -> None:
     nodes = [{"host": "here", "address": "127.0.1.9", "transport": "local", "gpus": 8}]
-    write(nodes=nodes, parallel={"tensor": 4, "pipeline": 2}, at_own_risk=["unlisted_family"])
+    write(
+        nodes=nodes,
+        parallel={"tensor": 4, "pipeline": 2},
+        runtime={**GLM["runtime"], "vllm": "0.23.0"},
+        at_own_risk=["unlisted_family"],
+    )
     done = mtppp("launch")
     assert done.returncode == 1
     assert "✓ model" in done.stderr

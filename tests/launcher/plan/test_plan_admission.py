@@ -1,4 +1,4 @@
-"""Proven combinations only; GLM-5.2 is not one yet."""
+"""Proven combinations only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mtppp.plan.admission import Admission, consider, refuse
 from mtppp.plan.build import engine_spec
 
 GLM = "glm_moe_dsa"
+UNPROVEN = "glm4_moe_lite"
+"""A family that nobody has shown anything of."""
 
 
 @pytest.fixture
@@ -33,15 +35,53 @@ def test_what_is_proven_goes_ahead(decide: Callable[..., Admission], family: str
     assert decide(family).evidence.startswith("evidence decode: engine")
 
 
+def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(decide: Callable[..., Admission]) -> None:
+    parallel = {"tensor": 2, "pipeline": 2}
+    nodes = [{"host": h, "address": f"10.0.0.{i}", "gpus": 2} for i, h in enumerate("ab", 1)]
+    assert decide(GLM, parallel=parallel, nodes=nodes).evidence == (
+        "evidence decode: engine, stage_boundary: class, index_share: class"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        ({"enable-eplb": True}, "eplb_pipeline"),
+        ({"enable-expert-parallel": True, "data-parallel-size": 2}, "expert_data_parallel"),
+        (
+            {"enable-expert-parallel": True, "prefill-context-parallel-size": 2},
+            "expert_data_parallel",
+        ),
+        ({"decode-context-parallel-size": 2}, "unproven_parallelism"),
+        ({"model-impl": "transformers"}, "other_classes"),
+        (
+            {"model-class-overrides": {"GlmMoeDsaForCausalLM": "vllm.models.deepseek_v32:X"}},
+            "other_classes",
+        ),
+    ],
+)
+def test_flags_that_make_glm_5_2_wrong_are_refused(
+    make_cluster: Callable[..., Cluster], args: dict[str, Any], code: str
+) -> None:
+    cluster = make_cluster(
+        parallel={"tensor": 2, "pipeline": 2},
+        nodes=[{"host": h, "address": f"10.0.0.{i}", "gpus": 2} for i, h in enumerate("ab", 1)],
+        serve={"args": args},
+    )
+    refusals = consider(engine_spec(cluster, family=GLM)).refusals
+    assert code in [refusal.code for refusal in refusals]
+    assert consider(engine_spec(make_cluster(), family=GLM)).refusals == ()
+
+
 def test_what_is_not_proven_is_refused_with_the_way_out(
     decide: Callable[..., Admission],
 ) -> None:
     with pytest.raises(Refused) as raised:
-        decide(GLM)
+        decide(UNPROVEN)
     assert raised.value.exit_status == 4
     assert raised.value.message == (
-        "glm_moe_dsa on vLLM 0.32.0: glm_moe_dsa under pipeline parallelism has not been proven on"
-        " vLLM 0.32.0"
+        "glm4_moe_lite on vLLM 0.32.0: glm4_moe_lite under pipeline parallelism has not been proven"
+        " on vLLM 0.32.0"
     )
     assert raised.value.details == ()
     assert raised.value.hint == (
@@ -59,13 +99,13 @@ def test_without_a_pipeline_vllm_is_left_as_it_is(decide: Callable[..., Admissio
 def test_a_risk_that_the_file_spells_out_goes_ahead_and_is_kept(
     decide: Callable[..., Admission],
 ) -> None:
-    admission = decide(GLM, at_own_risk=["unlisted_family"])
+    admission = decide(UNPROVEN, at_own_risk=["unlisted_family"])
     assert [refusal.code for refusal in admission.overridden] == ["unlisted_family"]
 
 
 def test_another_risk_does_not_do(decide: Callable[..., Admission]) -> None:
     with pytest.raises(Refused):
-        decide(GLM, at_own_risk=["eplb_mtp"])
+        decide(UNPROVEN, at_own_risk=["eplb_mtp"])
 
 
 def test_a_risk_that_need_not_be_taken_is_not_in_the_plan(
@@ -88,7 +128,7 @@ def test_a_release_that_nobody_looked_at_cannot_be_risked(
 
 def test_all_reasons_are_told(decide: Callable[..., Admission]) -> None:
     with pytest.raises(Refused) as raised:
-        decide(GLM, serve={"args": {"enable-eplb": True}})
+        decide(UNPROVEN, serve={"args": {"enable-eplb": True}})
     assert [detail.partition(" (")[0] for detail in raised.value.details] == [
         "expert load balancing",
         "with expert load balancing",

@@ -33,13 +33,13 @@ PATCHES_NEEDED = names_needed(
     ),
 )
 ENGINE = (
-    '{"async_scheduling":true,"at_own_risk":[],"data_parallel":1,"device":"cuda","eplb":false,'
-    '"expert_parallel":false,"invariants":"off","layer_partition":[4,2],"model_type":"glm4_moe",'
-    '"patches":'
+    '{"async_scheduling":true,"at_own_risk":[],"data_parallel":1,"decode_context":1,'
+    '"device":"cuda","eplb":false,"expert_parallel":false,"invariants":"off",'
+    '"layer_partition":[4,2],"model_type":"glm4_moe","other_classes":false,"patches":'
     + json.dumps(PATCHES_NEEDED, separators=(",", ":"))
     + ',"pipeline":2,"placement":{"addresses":'
-    '["10.0.0.1","10.0.0.2"],"group":"demo","namespace":"mtppp"},"release":"0.32.0","runner":"v2",'
-    '"schema":1,"speculative":{"method":"mtp","tokens":3},"tensor":1}'
+    '["10.0.0.1","10.0.0.2"],"group":"demo","namespace":"mtppp"},"prefill_context":1,'
+    '"release":"0.32.0","runner":"v2","schema":1,"speculative":{"method":"mtp","tokens":3},"tensor":1}'
 )
 CUT = {"parallel": {"pipeline": 2, "layer_partition": [4, 2]}}
 
@@ -180,7 +180,8 @@ def test_risks_taken_are_in_the_plan(
     make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
 ) -> None:
     glm = read_facts(find_config("zai-org/GLM-5.2-FP8", environ={}).values)
-    cluster = make_cluster(at_own_risk=["unlisted_family"])
+    runtime = {"vllm": "0.23.0", "python": "/opt/vllm/bin/python"}
+    cluster = make_cluster(runtime=runtime, at_own_risk=["unlisted_family"])
     plan = review(cluster, model=glm, bundle="00ff", facts=[make_facts()] * 2).plan
     assert plan.at_own_risk == ("unlisted_family",)
     assert '"at_own_risk":["unlisted_family"]' in plan.server.env["MTPPP_ENGINE"]
@@ -203,6 +204,9 @@ def test_a_partition_of_another_number_of_layers_is_refused(
         ("data-parallel-size", [2], "a whole number of at least 1; is a list"),
         ("enable-expert-parallel", "false", 'true or false; is the text "false"'),
         ("enable-eplb", 0, "true or false; is 0"),
+        ("prefill-context-parallel-size", "2", 'a whole number of at least 1; is the text "2"'),
+        ("decode-context-parallel-size", 0, "a whole number of at least 1; is 0"),
+        ("model-impl", True, "text; is true"),
     ],
 )
 def test_flags_that_decide_what_is_right_have_values_of_their_kind(
