@@ -357,7 +357,7 @@ class Laboratory:
         variables: dict[str, str] = {}
         if arm.fault:
             packages.insert(0, "mtppp_faults")
-            variables["MTPPP_FAULT"] = arm.fault
+            variables["TEST_FAULT"] = arm.fault
         plugins = bundle(packages)
         for path, content in plugins.files.items():
             file = directory / "plugins" / path

@@ -12,12 +12,17 @@ import hashlib
 import json
 import os
 import socket
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mtppp_patches.engine_spec import RUN_DIR_VARIABLE, EngineSpec
 from mtppp_patches.patch import Patch, Target, applied, displaced
 from mtppp_patches.releases import RELEASES
+
+if TYPE_CHECKING:
+    from mtppp_patches.support import Evidence
 
 DIRECTORY = "attest"
 SCHEMA = 1
@@ -57,6 +62,13 @@ def hashed(environment: dict[str, str]) -> dict[str, str]:
     }
 
 
+def proofs(spec: EngineSpec) -> Mapping[str, Evidence]:
+    """What was shown of this combination, by the table that this process has."""
+    from mtppp_patches.support import admissible
+
+    return admissible(spec).evidence
+
+
 def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
     """What this rank is.
 
@@ -90,6 +102,8 @@ def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
             for patch in applied()
         },
         "displaced": displaced(),
+        "evidence": {what: asdict(shown) for what, shown in proofs(spec).items()},
+        "at_own_risk": list(spec.at_own_risk),
         "environment": hashed(dict(os.environ)),
         "planned_release": spec.release,
     }

@@ -22,6 +22,14 @@ Runner = Literal["v1", "v2"]
 Invariants = Literal["off", "count", "stop"]
 
 _SCHEMA = 1
+_FROM_ONE = (
+    "tensor",
+    "pipeline",
+    "data_parallel",
+    "prefill_context",
+    "decode_context",
+    "sample_every",
+)
 
 
 class InvalidSpecError(ValueError):
@@ -58,6 +66,7 @@ class EngineSpec:
         runner: the model runner that the environment asks for.
         invariants: whether run-time invariants are watched: "count" logs and counts violations,
             "stop" ends the engine at the first one.
+        sample_every: steps from one that is looked at to the next.
         at_own_risk: codes of the refusals that the operator's file overrides.
     """
 
@@ -77,6 +86,7 @@ class EngineSpec:
     async_scheduling: bool = True
     runner: Runner = "v2"
     invariants: Invariants = "off"
+    sample_every: int = 7
     patches: tuple[str, ...] = ()
     placement: Mapping[str, Any] | None = None
     at_own_risk: tuple[str, ...] = ()
@@ -90,7 +100,7 @@ class EngineSpec:
             raise InvalidSpecError(
                 f"invariants {self.invariants!r} is none of {get_args(Invariants)}"
             )
-        for name in ("tensor", "pipeline", "data_parallel", "prefill_context", "decode_context"):
+        for name in _FROM_ONE:
             if getattr(self, name) < 1:
                 raise InvalidSpecError(f"{name} starts at 1")
         if self.layer_partition is not None and len(self.layer_partition) != self.pipeline:

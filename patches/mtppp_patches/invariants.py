@@ -24,9 +24,7 @@ from weakref import WeakKeyDictionary
 
 from mtppp_patches.engine_spec import RUN_DIR_VARIABLE, EngineSpec
 from mtppp_patches.observations import (
-    COLLECT_EVERY,
     INVARIANTS,
-    SAMPLE_EVERY,
     Ledger,
     Observation,
     Place,
@@ -38,6 +36,8 @@ from mtppp_patches.releases import RELEASES, releases
 
 Function = Callable[..., Any]
 
+_COLLECT_EVERY = 5
+"""Samples from one collection of what the ranks saw to the next."""
 _ROWS = 64
 """Rows of a handed-over tensor that its checksum covers, spread over the step's tokens."""
 
@@ -49,29 +49,43 @@ class InvariantViolatedError(RuntimeError):
 
 
 class Watch:
-    """One rank's observations. One per process."""
+    """One rank's observations. One per process.
+
+    Attributes:
+        sample_every: steps from one that is looked at to the next.
+    """
 
     def __init__(self) -> None:
+        self.sample_every = 1
         self._steps = 0
+        self._plans = 0
         self._copied: deque[tuple[int, int, Any, Any]] = deque()
         self._in_model = False
         self._indices_are_own = False
         self._index_checks = 0
         self._foreign_indices: list[tuple[int, int]] = []
 
-    def step(self, plan: Any, batch: Any, handed_over: Any) -> None:
-        """A step's forward pass is in the GPU's queue.
+    def hear(self, plan: Any) -> None:
+        """The scheduler asks for a step, perhaps without tokens, only to tell which requests ended.
 
         Args:
             plan: vLLM's SchedulerOutput.
-            batch: its InputBatch of that step.
+        """
+        self._plans = digest(plan, self._plans)
+
+    def step(self, batch: Any, handed_over: Any) -> None:
+        """A step's forward pass is in the GPU's queue.
+
+        Args:
+            batch: vLLM's InputBatch of that step.
             handed_over: IntermediateTensors, or None on the last stage.
         """
         import torch
 
         self._steps += 1
-        if self._steps % SAMPLE_EVERY:
+        if self._steps % self.sample_every:
             return
+        plans, self._plans = self._plans, 0
         rows = batch.num_tokens
         tensors = handed_over.tensors if handed_over is not None else {}
         sums = [checksum(batch.input_ids[:rows])]
@@ -80,13 +94,13 @@ class Watch:
             sums.append(checksum(tensors[name][:rows:every]))
         stacked = torch.stack(sums)
         if not stacked.is_cuda:
-            self._copied.append((self._steps, digest(plan), stacked, None))
+            self._copied.append((self._steps, plans, stacked, None))
             return
         host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
         host.copy_(stacked, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        self._copied.append((self._steps, digest(plan), host, arrived))
+        self._copied.append((self._steps, plans, host, arrived))
 
     def enter_model(self) -> None:
         self._in_model, self._indices_are_own = True, False
@@ -149,11 +163,12 @@ def checksum(tensor: Any) -> Any:
     return (words * places).sum()
 
 
-def digest(plan: Any) -> int:
-    """Of which requests a step has, how many tokens of each, how many of them drafts."""
+def digest(plan: Any, before: int) -> int:
+    """Of which requests a step has, how many tokens of each, how many of them drafts; and of what
+    was asked for before."""
     drafts = plan.scheduled_spec_decode_tokens
     facts = [(name, n, len(drafts.get(name, ()))) for name, n in plan.num_scheduled_tokens.items()]
-    return zlib.crc32(repr((facts, sorted(plan.finished_req_ids))).encode())
+    return zlib.crc32(repr((facts, sorted(plan.finished_req_ids))).encode(), before)
 
 
 class Monitor:
@@ -162,14 +177,18 @@ class Monitor:
     Args:
         collect: asks all ranks for their reports.
         directory: where the counts are kept.
+        every: steps from one collection to the next.
         stop: whether a violation ends the engine.
     """
 
-    def __init__(self, collect: Callable[[], Future[Any]], directory: Path, *, stop: bool) -> None:
+    def __init__(
+        self, collect: Callable[[], Future[Any]], directory: Path, *, every: int, stop: bool
+    ) -> None:
         from vllm.logger import init_logger
 
         self._collect = collect
         self._directory = directory
+        self._every = every
         self._stop = stop
         self._logger = init_logger("vllm.mtppp")
         self._ledger = Ledger()
@@ -188,7 +207,7 @@ class Monitor:
             reports = self._asked.result()
             self._asked = None
             self._judge(reports)
-        if self._asked is None and self._steps >= COLLECT_EVERY:
+        if self._asked is None and self._steps >= self._every:
             self._steps = 0
             self._asked = self._collect()
 
@@ -205,14 +224,18 @@ class Monitor:
 
 
 def _observe_step(original: Function, spec: EngineSpec) -> Function:
+    WATCH.sample_every = spec.sample_every
+
     def execute_model(
         self: Any, scheduler_output: Any, intermediate_tensors: Any = None, *rest: Any, **named: Any
     ) -> Any:
         output = original(self, scheduler_output, intermediate_tensors, *rest, **named)
-        dummy = rest[0] if rest else named.get("dummy_run", False)
-        if not dummy and scheduler_output.total_num_scheduled_tokens > 0:
+        if rest[0] if rest else named.get("dummy_run", False):
+            return output
+        WATCH.hear(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens > 0:
             handed_over = None if self.is_last_pp_rank else output
-            WATCH.step(scheduler_output, self.execute_model_state.input_batch, handed_over)
+            WATCH.step(self.execute_model_state.input_batch, handed_over)
         return output
 
     return execute_model
@@ -231,6 +254,7 @@ def _watch_from_the_engine(original: Function, spec: EngineSpec) -> Function:
             monitor = monitors[self] = Monitor(
                 lambda: executor.collective_rpc(report, non_block=True),
                 Path(os.environ[RUN_DIR_VARIABLE]),
+                every=_COLLECT_EVERY * spec.sample_every,
                 stop=spec.invariants == "stop",
             )
         monitor.after_step()

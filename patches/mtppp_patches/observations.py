@@ -1,6 +1,6 @@
 """What ranks observe of a step, and the invariants that compare it. Pure; no torch, no vLLM.
 
-Every rank observes the same steps: each `SAMPLE_EVERY`th that it runs. What it sees of one fits in
+Every rank observes the same steps: each nth that it runs. What it sees of one fits in
 a few integers, so that observations of all ranks can be brought together and compared.
 """
 
@@ -12,12 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Neither is a multiple of a number of stages, so that all micro-batches get their turn.
-SAMPLE_EVERY = 7
-COLLECT_EVERY = 5 * SAMPLE_EVERY
-
 SAME_STEP = "same_step"
-"""Every rank ran the same step: the same requests, tokens and drafts of each."""
+"""Every rank ran the same steps: the same requests, tokens and drafts of each, the same ends."""
 DRAFT_IDS = "draft_ids"
 """The token ids that the first stage embedded are those that the last one verified."""
 HANDED_OVER = "handed_over_equal"
@@ -51,7 +47,7 @@ class Observation:
 
     Attributes:
         step: how many steps with tokens this rank had run, counted from 1.
-        plan: digest of what the scheduler asked for.
+        plan: digest of what the scheduler asked for, since the step looked at before.
         token_ids: checksum of the ids of all tokens of the step.
         handed_over: checksums of what it handed to the next stage; none on the last.
     """
@@ -160,7 +156,6 @@ class Ledger:
         """Put the counts into `directory`, whole or not at all."""
         record = {
             "schema": _SCHEMA,
-            "sample_every": SAMPLE_EVERY,
             "checks": {name: self.checks[name] for name in INVARIANTS},
             "violations": {name: self.violations[name] for name in INVARIANTS},
             "latest": self.latest,

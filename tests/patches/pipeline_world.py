@@ -46,7 +46,7 @@ from vllm.version import __version__  # noqa: E402
 
 from mtppp_patches import invariants  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec  # noqa: E402
-from mtppp_patches.observations import SAMPLE_EVERY, Ledger, Report  # noqa: E402
+from mtppp_patches.observations import Ledger, Report  # noqa: E402
 from mtppp_patches.patch import install, names_needed, vllm_root  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
@@ -352,8 +352,8 @@ def forward(model: Any, dtype: torch.dtype) -> Outcome:
     tensor.all_reduce = all_reduce
 
     handed_over = None if pipeline.is_last_rank else output
-    for _ in range(SAMPLE_EVERY):
-        watch.step(PLAN, BATCH, handed_over)
+    watch.hear(PLAN)
+    watch.step(BATCH, handed_over)
     report = invariants.report(None)
     if pipeline.is_last_rank:
         first = tensor.rank_in_group == 0

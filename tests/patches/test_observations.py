@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mtppp_patches.invariants import digest
 from mtppp_patches.observations import (
     DRAFT_IDS,
     HANDED_OVER,
@@ -146,3 +149,20 @@ def test_only_the_latest_violations_are_kept() -> None:
     assert len(ledger.latest) == 20
     assert "step 99" in ledger.latest[-1]
     assert ledger.violations[OWN_INDICES] == 100
+
+
+def test_what_a_rank_did_not_hear_shows_at_the_next_step_that_is_looked_at() -> None:
+    """Ends of requests come with whichever step is next, often one without tokens."""
+
+    def plan(tokens: dict[str, int], *ended: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            num_scheduled_tokens=tokens, scheduled_spec_decode_tokens={}, finished_req_ids={*ended}
+        )
+
+    def heard(*plans: SimpleNamespace) -> int:
+        return functools.reduce(lambda before, asked: digest(asked, before), plans, 0)
+
+    first, second = plan({"a": 4}), plan({"b": 4})
+    assert heard(first, plan({}, "a"), second) != heard(first, plan({}), second)
+    assert heard(first, plan({}, "a"), second) != heard(first, second)
+    assert heard(plan({}, "a", "b")) == heard(plan({}, "b", "a"))

@@ -12,6 +12,7 @@ from mtppp.plan.memory import GIB, StageMemory
 from mtppp.plan.plan import NodePlan, Plan, Stage
 from mtppp.plan.report import headroom
 from mtppp.plan.review import Review
+from mtppp_patches import invariants
 from mtppp_patches.registry import PATCHES
 from mtppp_patches.support import DECODE, must_be_proven
 
@@ -208,13 +209,21 @@ def memory_parts(stage: StageMemory) -> str:
     return ", ".join(f"{part.name} {size(part.bytes)}" for part in stage.parts)
 
 
+_ON_VIOLATION = {"count": "violations are counted", "stop": "a violation ends the engine"}
+
+
 def patch_lines(review: Review) -> Iterator[str]:
     """Each patch, why, and what proves it; then what proves decoding as a whole."""
     known = {patch.name: patch for patch in PATCHES}
     for name in review.plan.patches:
         patch = known[name]
-        proof = f" ({_proof(review, name)})" if must_be_proven(name, review.plan.family) else ""
-        yield f"{name}: {patch.why}{proof}"
+        beside = ""
+        if must_be_proven(name, review.plan.family):
+            beside = f" ({_proof(review, name)})"
+        elif name == invariants.PATCH.name:
+            does = _ON_VIOLATION[review.plan.invariants]
+            beside = f" (every {review.plan.sample_every} steps; {does})"
+        yield f"{name}: {patch.why}{beside}"
     yield f"decoding: {_proof(review, DECODE)}"
 
 

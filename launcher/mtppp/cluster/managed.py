@@ -42,6 +42,7 @@ READ_FLAGS = frozenset(
         "decode-context-parallel-size",
         "enable-eplb",
         "enable-expert-parallel",
+        "hf-overrides",
         "model-class-overrides",
         "model-impl",
         "prefill-context-parallel-size",

@@ -366,6 +366,31 @@ class Serve(Section):
         return {key.replace("_", "-"): argument for key, argument in value.items()}
 
 
+class Invariants(Section):
+    """What is watched while stages serve: that all ranks compute one and the same model.
+
+    Every rank saw the same step, the first stage embedded the drafts that the last one verified,
+    what leaves a stage is equal on all its ranks, and sparse-attention indices are of this step and
+    stage. On the server's `/metrics`: `mtppp_invariant_checks_total`, and
+    `mtppp_invariant_violations_total`, which stays 0 while all is well.
+    """
+
+    on_violation: Literal["count", "stop"] = Field(
+        default="count",
+        description=(
+            "`count` logs and counts a violation and serves on; `stop` ends the engine, so that no "
+            "further wrong token is served."
+        ),
+    )
+    sample_every: Annotated[StrictInt, Field(ge=0)] = Field(
+        default=7,
+        description=(
+            "Steps from one that is looked at to the next; 0 watches nothing. A look costs a few "
+            "checksums and no waiting. Best no multiple of the number of stages, which take turns."
+        ),
+    )
+
+
 class Ray(Section):
     """The Ray cluster that mtppp starts on the nodes for this deployment alone."""
 
@@ -420,6 +445,10 @@ class Cluster(Section):
     ray: Ray = Field(default_factory=Ray, description=str(Ray.__doc__))
     serve: Serve = Field(
         default_factory=Serve, validate_default=True, description=str(Serve.__doc__)
+    )
+    invariants: Invariants = Field(
+        default_factory=Invariants,
+        description="What is watched while stages serve: that all ranks compute one model.",
     )
     at_own_risk: tuple[str, ...] = Field(
         (),

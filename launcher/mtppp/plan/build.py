@@ -91,6 +91,8 @@ def build_plan(
         patches=spec.patches,
         evidence=admission.evidence,
         at_own_risk=tuple(refusal.code for refusal in admission.overridden),
+        invariants=spec.invariants,
+        sample_every=spec.sample_every if spec.invariants != "off" else 0,
         placement=Command(
             role="placement",
             argv=commands.placement(python=head.python, timeout=PLACEMENT_TIMEOUT),
@@ -203,16 +205,28 @@ def engine_spec(
             if cluster.speculative
             else None
         ),
+        **_invariants(cluster),
         "at_own_risk": cluster.at_own_risk,
         "placement": placement,
     }
     return EngineSpec(**fields, patches=names_needed(PATCHES, EngineSpec(**fields)))
 
 
+def _invariants(cluster: Cluster) -> dict[str, Any]:
+    """What is compared is what stages tell each other: with one stage nothing is watched."""
+    watched = cluster.invariants
+    if cluster.parallel.pipeline == 1 or not watched.sample_every:
+        return {"invariants": "off"}
+    return {"invariants": watched.on_violation, "sample_every": watched.sample_every}
+
+
 def _other_classes(args: Mapping[str, Any]) -> bool:
     """Whether flags replace the model's classes by others than vLLM chooses."""
     own = flags.text(args, "model-impl") in {None, "auto", "vllm"}
-    return bool(args.get("model-class-overrides")) or not own
+    # A mapping or JSON; what it says of sizes is for the engine to check.
+    overridden = str(args.get("hf-overrides"))
+    another = "architectures" in overridden or "model_type" in overridden
+    return bool(args.get("model-class-overrides")) or another or not own
 
 
 class _Head:

@@ -51,6 +51,8 @@ _FIELDS = {
     "patches": "patches",
     "evidence": "evidence",
     "at_own_risk": "at own risk",
+    "invariants": "what a violated invariant does",
+    "sample_every": "steps from one check of invariants to the next",
     "endpoint": "address of the server",
     "secrets": "secrets that processes are given",
 }

@@ -107,6 +107,8 @@ class Plan:
         patches: names of the patches that vLLM needs for this model on this release.
         evidence: how it is known that this combination is right.
         at_own_risk: what the file says to go ahead with all the same.
+        invariants: what a violation of a run-time invariant does: "count", "stop"; "off".
+        sample_every: steps from one at which invariants are checked to the next; 0 when off.
         placement: command that makes the placement group, on the first node.
         server: command that serves, on the first node.
         endpoint: base URL of the server.
@@ -129,6 +131,8 @@ class Plan:
     patches: tuple[str, ...]
     evidence: str
     at_own_risk: tuple[str, ...]
+    invariants: str
+    sample_every: int
     placement: Command
     server: Command
     endpoint: str

@@ -1,14 +1,18 @@
-"""The faults: which replacements of which patch are left out."""
+"""The faults: what is left out of which patch, and what is put in beside it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mtppp_patches import registry
-from mtppp_patches.patch import Patch
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.patch import Patch, Target
 
+VARIABLE = "TEST_FAULT"
+"""Names the fault, in every process."""
 ALL = ("*",)
 
 FAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -34,12 +38,43 @@ FAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Fault -> patch -> attributes that keep vLLM's source."""
 
 
+def _deaf(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., Any]:
+    def execute_model(self: Any, scheduler_output: Any, *rest: Any, **named: Any) -> Any:
+        if self.is_last_pp_rank:
+            scheduler_output = dataclasses.replace(scheduler_output, finished_req_ids=set())
+        return original(self, scheduler_output, *rest, **named)
+
+    return execute_model
+
+
+ADDED: Mapping[str, tuple[str, Target]] = {
+    # The last stage does not hear which requests have ended, as if a message were lost.
+    "deaf_to_ends": (
+        "invariants",
+        Target("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.execute_model", _deaf),
+    ),
+}
+"""Fault -> patch behind whose replacements it is put, and what it replaces."""
+
+
 def register() -> None:
-    """Take out what MTPPP_FAULT names; a `vllm.general_plugins` entry point."""
-    fault = FAULTS[os.environ["MTPPP_FAULT"]]
+    """Take out or put in what TEST_FAULT names; a `vllm.general_plugins` entry point."""
+    fault = os.environ[VARIABLE]
+    left_out = FAULTS.get(fault, {})
+    host, target = ADDED.get(fault, ("", None))
+    if not left_out and target is None:
+        raise KeyError(fault)
     registry.PATCHES = tuple(
-        without(patch, fault.get(patch.name, ())) for patch in registry.PATCHES
+        with_target(patch, target)
+        if target is not None and patch.name == host
+        else without(patch, left_out.get(patch.name, ()))
+        for patch in registry.PATCHES
     )
+
+
+def with_target(patch: Patch, target: Target) -> Patch:
+    """The same patch, and `target` around its own replacements."""
+    return dataclasses.replace(patch, targets=(*patch.targets, target))
 
 
 def without(patch: Patch, attributes: tuple[str, ...]) -> Patch:

@@ -54,6 +54,8 @@ def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(decide: Callable[..., Admiss
         ),
         ({"decode-context-parallel-size": 2}, "unproven_parallelism"),
         ({"model-impl": "transformers"}, "other_classes"),
+        ({"hf-overrides": {"architectures": ["DeepseekV3ForCausalLM"]}}, "other_classes"),
+        ({"hf-overrides": '{"model_type": "deepseek_v3"}'}, "other_classes"),
         (
             {"model-class-overrides": {"GlmMoeDsaForCausalLM": "vllm.models.deepseek_v32:X"}},
             "other_classes",

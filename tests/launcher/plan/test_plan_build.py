@@ -30,16 +30,18 @@ PATCHES_NEEDED = names_needed(
         layer_partition=(4, 2),
         speculative=Speculative("mtp", 3),
         placement={"addresses": []},
+        invariants="count",
     ),
 )
 ENGINE = (
     '{"async_scheduling":true,"at_own_risk":[],"data_parallel":1,"decode_context":1,'
-    '"device":"cuda","eplb":false,"expert_parallel":false,"invariants":"off",'
+    '"device":"cuda","eplb":false,"expert_parallel":false,"invariants":"count",'
     '"layer_partition":[4,2],"model_type":"glm4_moe","other_classes":false,"patches":'
     + json.dumps(PATCHES_NEEDED, separators=(",", ":"))
     + ',"pipeline":2,"placement":{"addresses":'
     '["10.0.0.1","10.0.0.2"],"group":"demo","namespace":"mtppp"},"prefill_context":1,'
-    '"release":"0.32.0","runner":"v2","schema":1,"speculative":{"method":"mtp","tokens":3},"tensor":1}'
+    '"release":"0.32.0","runner":"v2","sample_every":7,"schema":1,'
+    '"speculative":{"method":"mtp","tokens":3},"tensor":1}'
 )
 CUT = {"parallel": {"pipeline": 2, "layer_partition": [4, 2]}}
 
@@ -249,3 +251,23 @@ def test_flags_without_a_value_are_as_if_not_given(make_cluster: Callable[..., C
     cluster = make_cluster(serve={"args": args})
     assert engine_spec(cluster, family="x") == engine_spec(make_cluster(), family="x")
     assert serving(cluster) == serving(make_cluster())
+
+
+@pytest.mark.parametrize(
+    ("changes", "watched"),
+    [
+        ({}, ("count", 7)),
+        ({"invariants": {"on_violation": "stop", "sample_every": 50}}, ("stop", 50)),
+        ({"invariants": {"sample_every": 0}}, ("off", 0)),
+        ({"parallel": {"tensor": 2}, "speculative": None}, ("off", 0)),
+    ],
+)
+def test_invariants_are_watched_where_there_are_stages(
+    make_plan: Callable[..., Plan], changes: dict[str, Any], watched: tuple[str, int]
+) -> None:
+    plan = make_plan(**changes)
+    assert (plan.invariants, plan.sample_every) == watched
+    assert ("invariants" in plan.patches) == (watched[0] != "off")
+    spec = json.loads(plan.server.env["MTPPP_ENGINE"])
+    assert spec["invariants"] == watched[0]
+    assert watched[0] == "off" or spec["sample_every"] == watched[1]
