@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
     "plan": ("mtppp.cli.plan", "Show all that a launch would do, and do nothing."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
+    "verify": ("mtppp.cli.verify", "Decide whether a server still gives the same model."),
+    "answers": ("mtppp.cli.answers", "Verify in two steps, at two places."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),
     "model": ("mtppp.cli.model", "Look at a model, from its config.json."),

@@ -142,16 +142,7 @@ class EngineClient:
 
     def acceptance(self) -> Acceptance:
         """Speculative decoding's counters, from /metrics; the sum over the server's engines."""
-        drafts = 0.0
-        accepted: dict[int, float] = {}
-        for match in _SAMPLE.finditer(self._get("/metrics").text):
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            if match["name"] == "vllm:spec_decode_num_drafts_total":
-                drafts += float(match["value"])
-            if match["name"] == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
-                position = int(labels["position"])
-                accepted[position] = accepted.get(position, 0.0) + float(match["value"])
-        return Acceptance(int(drafts), tuple(int(accepted[p]) for p in sorted(accepted)))
+        return acceptance_in(self._get("/metrics").text)
 
     def _get(self, path: str) -> httpx.Response:
         return self._checked(self._http.build_request("GET", path))
@@ -174,6 +165,20 @@ class EngineClient:
                 status=response.status_code,
             )
         return response
+
+
+def acceptance_in(metrics: str) -> Acceptance:
+    """Speculative decoding's counters in a page of /metrics; the sum over the server's engines."""
+    drafts = 0.0
+    accepted: dict[int, float] = {}
+    for match in _SAMPLE.finditer(metrics):
+        labels = dict(_LABEL.findall(match["labels"] or ""))
+        if match["name"] == "vllm:spec_decode_num_drafts_total":
+            drafts += float(match["value"])
+        if match["name"] == "vllm:spec_decode_num_accepted_tokens_per_pos_total":
+            position = int(labels["position"])
+            accepted[position] = accepted.get(position, 0.0) + float(match["value"])
+    return Acceptance(int(drafts), tuple(int(accepted[p]) for p in sorted(accepted)))
 
 
 def _refuse(response: httpx.Response) -> NoReturn:

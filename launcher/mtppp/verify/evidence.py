@@ -1,0 +1,161 @@
+"""From a record to the evidence that is judged. Pure."""
+
+from __future__ import annotations
+
+import math
+from array import array
+
+from mtppp.engine.bulk import Answer, Scores
+from mtppp.verify import measure
+from mtppp.verify.measure import SPOTLESS, Judged, Pair
+from mtppp.verify.record import Record
+from mtppp.verify.run import acceptance, affected, controls, mismatches
+from mtppp.verify.statistics import sampled_p
+from mtppp.verify.tiers import ALPHA, RUINED, TESTS, Tier
+from mtppp.verify.verdict import (
+    Control,
+    Direction,
+    Directions,
+    Evidence,
+    Sampled,
+    p_of_tokens,
+)
+
+_RATES = {"control/0.001": 0.001, "control/0.01": 0.01}
+
+
+def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evidence:
+    """What a finished record says."""
+    above, halved = measure.threshold(record.scores.get("null", {}), list(record.prompts))
+    pairs = pairs_of(record, above)
+    if halved:
+        # The threshold was chosen with the first half; only the second knows nothing of it.
+        others = set(list(record.prompts)[1::2])
+        pairs = [pair for pair in pairs if pair.key in others]
+    return Evidence(
+        tier=tier,
+        pairs=pairs,
+        above=above,
+        control=_control(record, pairs, above),
+        alone=_direction(record.scores.get("alone", {}), above),
+        sampled=_sampled(record, tier),
+        directions=_directions(record, above),
+        drafted=acceptance(record, "candidate"),
+        reference=acceptance(record, "baseline"),
+        itself=not record.answers.get("null"),
+        known=_known(record),
+        reasons=tuple(_reasons(record, same_model=same_model)),
+    )
+
+
+def _reasons(record: Record, *, same_model: bool) -> list[str]:
+    reasons = [] if same_model else mismatches(record)
+    differing = record.notes.get("tokenizer", {}).get("differs", [])
+    if differing:
+        reasons.append(
+            f"another tokenizer: the candidate makes other ids of {len(differing)} prompts or"
+            f" more, {differing[0]} for instance"
+        )
+    return reasons
+
+
+def pairs_of(record: Record, above: float) -> list[Pair]:
+    """Candidate and baseline, prompt by prompt; answers without a token count as such."""
+    asked = record.notes.get("asked", {}).get("tokens", 0)
+    ours, theirs = record.answers.get("candidate", {}), record.answers.get("null", {})
+    alone = not theirs  # the candidate judged itself: nothing is to be expected of a baseline
+    ends = measure.end_tokens(theirs.values())
+
+    def judged(stage: str, key: str, answer: Answer) -> Judged:
+        return measure.judge_answer(
+            answer,
+            record.scores.get(stage, {}).get(key) or _nothing(),
+            record.scores.get(f"confirm/{stage}", {}).get(key),
+            above=above,
+            asked=asked,
+            ends=ends,
+        )
+
+    return [
+        Pair(
+            key,
+            kind,
+            judged("candidate", key, ours[key]),
+            SPOTLESS if alone else judged("null", key, theirs[key]),
+        )
+        for key, (kind, _) in record.prompts.items()
+        if key in ours and (alone or key in theirs)
+    ]
+
+
+def _nothing() -> Scores:
+    return Scores(array("d"), array("l"), array("l"), array("d"))
+
+
+def _control(record: Record, pairs: list[Pair], above: float) -> Control | None:
+    damaged = controls(record)
+    if not all(record.scores.get(stage) for stage in _RATES):
+        return None
+    hits = {
+        stage: {
+            name: measure.seen(one, record.scores[stage][name], above)
+            for name, one in damaged[stage].items()
+            if name in record.scores[stage]
+        }
+        for stage in _RATES
+    }
+    keys = {d.key for n, d in damaged["control/0.01"].items() if hits["control/0.01"].get(n)}
+    ruined = [
+        sum(gap > above for gap in scores.gap) >= RUINED
+        for scores in record.scores.get("ruin", {}).values()
+    ]
+    return Control(
+        made={_RATES[stage]: len(found) for stage, found in hits.items()},
+        seen={_RATES[stage]: sum(found.values()) for stage, found in hits.items()},
+        fails=p_of_tokens([_as_if(pair, pair.key in keys) for pair in pairs]) < ALPHA / TESTS,
+        ruined_made=len(ruined),
+        ruined_seen=sum(ruined),
+    )
+
+
+def _as_if(pair: Pair, damaged: bool) -> Pair:
+    """The pair, were the candidate's answer a sound one, damaged or not."""
+    null = pair.null
+    outliers = (*null.outliers, len(null.outliers)) if damaged else null.outliers
+    as_candidate = measure.Judged(null.tokens, outliers, outliers, null.gap, null.flags)
+    return Pair(pair.key, pair.kind, as_candidate, null)
+
+
+def _direction(scores: dict[str, Scores], above: float) -> Direction:
+    return Direction(
+        sum(len(one.gap) for one in scores.values()),
+        sum(gap > above for one in scores.values() for gap in one.gap),
+    )
+
+
+def _directions(record: Record, above: float) -> Directions | None:
+    keys = set(affected(record)) & set(record.scores.get("self", {}))
+    if not keys:
+        return Directions(*[Direction(0, 0)] * 4) if record.scores.get("candidate") else None
+    base_cand, cand_cand, cand_base, base_base = (
+        _direction({k: s for k, s in record.scores.get(stage, {}).items() if k in keys}, above)
+        for stage in ("candidate", "self", "reverse", "null")
+    )
+    return Directions(base_cand, cand_cand, cand_base, base_base)
+
+
+def _known(record: Record) -> tuple[int, int] | None:
+    note = record.notes.get("known")
+    return (note["right"], note["asked"]) if note else None
+
+
+def _sampled(record: Record, tier: Tier) -> Sampled | None:
+    answers, scores = record.answers.get("sampled", {}), record.scores.get("sampled", {})
+    tokens = [
+        (token == best, math.exp(min(0.0, logprob + gap)), logprob)
+        for key, one in scores.items()
+        for token, best, gap, logprob in zip(
+            answers[key].tokens, one.best, one.gap, one.logprob, strict=True
+        )
+    ]
+    return Sampled(len(tokens), sampled_p(tokens, tier.token_margin)) if tokens else None

@@ -1,0 +1,183 @@
+"""From a record to counts: which tokens are outliers, which requests ruined. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mtppp.engine.bulk import Answer, Scores
+from mtppp.verify.control import Damaged
+from mtppp.verify.tiers import HARD_GAP, RUINED
+
+# So many tokens of the null's first half make its 99.99 % quantile known: ten lie beyond it.
+_ESTIMABLE = 100_000
+_TAIL = 1e-4
+
+_LONGEST_PERIOD = 16
+_REPEATS = 4
+_REPEATED_TOKENS = 24
+
+# Flags that mean damage by themselves. A loop alone does not: greedy text may well loop, and the
+# baseline says whether it would have.
+_DAMAGE = frozenset({"empty", "truncated", "overlong", "end within"})
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer under the baseline.
+
+    Attributes:
+        tokens: how many were scored.
+        outliers: positions of tokens whose gap is above the threshold.
+        confirmed: those of them that are so again when scored with nothing else running; None if
+            that was not tried.
+        gap: sum of gaps, each clipped at 1 nat.
+    """
+
+    tokens: int
+    outliers: tuple[int, ...]
+    confirmed: tuple[int, ...] | None
+    gap: float
+    flags: frozenset[str]
+
+
+SPOTLESS = Judged(0, (), (), 0.0, frozenset())
+"""What is held against a candidate that judges itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The candidate's and the baseline's own answer to one prompt."""
+
+    key: str
+    kind: str
+    candidate: Judged
+    null: Judged
+
+    @property
+    def confirmed(self) -> int:
+        """Outliers of the candidate that count towards FAIL."""
+        return len(self.candidate.confirmed or ())
+
+    @property
+    def expected(self) -> int:
+        """Outliers of the baseline to hold against them; all, where they were not tried again."""
+        null = self.null
+        return len(null.outliers if null.confirmed is None else null.confirmed)
+
+    @property
+    def ruined(self) -> bool:
+        """Whether the candidate's answer is damaged beyond single tokens."""
+        return _ruined(self.confirmed, self.candidate.flags - self.null.flags)
+
+    @property
+    def null_ruined(self) -> bool:
+        return _ruined(self.expected, self.null.flags - self.candidate.flags)
+
+
+def _ruined(outliers: int, flags: frozenset[str]) -> bool:
+    return outliers >= RUINED or bool(flags & _DAMAGE) or ("loop" in flags and outliers > 0)
+
+
+def threshold(null: Mapping[str, Scores], order: Sequence[str]) -> tuple[float, bool]:
+    """The gap above which a token is an outlier, and whether null data had a say in it.
+
+    The null's tail raises it above 1 nat where the first half of the prompts has enough tokens;
+    then only the second half may be judged by it.
+    """
+    first = [gap for key in order[::2] if key in null for gap in null[key].gap]
+    if len(first) < _ESTIMABLE:
+        return HARD_GAP, False
+    beyond = sorted(first)[math.ceil((1 - _TAIL) * len(first)) - 1]
+    return (beyond, True) if beyond > HARD_GAP else (HARD_GAP, False)
+
+
+def judge_answer(
+    answer: Answer,
+    scores: Scores,
+    again: Scores | None,
+    *,
+    above: float,
+    asked: int,
+    ends: frozenset[int],
+) -> Judged:
+    """Judge one answer.
+
+    Args:
+        again: scores of the same tokens, alone.
+        asked: tokens that were asked for.
+        ends: tokens that end an answer.
+    """
+    outliers = tuple(i for i, gap in enumerate(scores.gap) if gap > above)
+    confirmed = None
+    if again is not None:
+        confirmed = tuple(i for i in outliers if again.gap[i] > above)
+    elif not outliers:
+        confirmed = ()
+    return Judged(
+        tokens=len(scores.gap),
+        outliers=outliers,
+        confirmed=confirmed,
+        gap=sum(min(1.0, gap) for gap in scores.gap),
+        flags=flags_of(answer, asked=asked, ends=ends),
+    )
+
+
+def flags_of(answer: Answer, *, asked: int, ends: frozenset[int]) -> frozenset[str]:
+    """What is odd about an answer, whatever the tokens mean."""
+    tokens = answer.tokens
+    flags = set()
+    if not tokens:
+        flags.add("empty")
+    if answer.finish not in ("stop", "length"):
+        flags.add("truncated")
+    if answer.finish == "length" and len(tokens) < asked:
+        flags.add("truncated")
+    if len(tokens) > asked:
+        flags.add("overlong")
+    if ends.intersection(tokens[:-1]):
+        flags.add("end within")
+    if loops(tokens):
+        flags.add("loop")
+    return frozenset(flags)
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether some n-gram follows itself again and again somewhere."""
+    for period in range(1, _LONGEST_PERIOD + 1):
+        enough = max(_REPEATS * period, _REPEATED_TOKENS) - period
+        run = 0
+        for i in range(period, len(tokens)):
+            run = run + 1 if tokens[i] == tokens[i - period] else 0
+            if run >= enough:
+                return True
+    return False
+
+
+def end_tokens(answers: Iterable[Answer]) -> frozenset[int]:
+    """Tokens with which answers stopped of themselves.
+
+    A text may hold such a token elsewhere, if the server was told of several; those are left out.
+    """
+    answers = list(answers)
+    last = {a.tokens[-1] for a in answers if a.finish == "stop" and a.tokens}
+    within = {token for a in answers for token in a.tokens[:-1]}
+    return frozenset(last - within)
+
+
+def seen(damaged: Damaged, scores: Scores, above: float) -> bool:
+    """Whether a damaged token, or the one after it, is an outlier."""
+    return any(gap > above for gap in scores.gap[damaged.position : damaged.position + 2])
+
+
+def quantiles(gaps: Sequence[float]) -> dict[str, float]:
+    """Of a distribution of gaps, in nats."""
+    ordered = sorted(gaps)
+    if not ordered:
+        return {}
+    last = len(ordered) - 1
+    return {
+        name: ordered[min(last, math.ceil(share * len(ordered)))]
+        for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999), ("max", 1.0))
+    }

@@ -1,0 +1,168 @@
+"""All that servers answered, in a directory: what a run was interrupted at is not asked again.
+
+`manifest.json` says what the run is; `record.jsonl` has a line for each prompt, answer and score,
+in the order in which they came:
+
+    {"stage": "prompt", "key": "prose-0", "kind": "prose", "ids": [...]}
+    {"stage": "candidate", "key": "prose-0", "tokens": [...], "finish": "length"}
+    {"stage": "score/candidate", "key": "prose-0", "gap": [...], "rank": [...], "best": [...],
+     "logprob": [...]}
+    {"stage": "note", "key": "...", ...}
+
+Stages of answers are candidate, sampled, null and alone; each has one of scores, and so have
+confirm/candidate, confirm/null, control, ruin, self and reverse.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mtppp.engine.bulk import Answer, Scores
+from mtppp.errors import ConfigurationError
+
+SCHEMA = 1
+MANIFEST = "manifest.json"
+RECORD = "record.jsonl"
+
+_DIGITS = 4  # of gaps and log probabilities, in nats
+
+
+class Record:
+    """The record of one run; new, or continued.
+
+    Attributes:
+        prompts: key -> (kind, token ids).
+        answers: stage -> key -> answer.
+        scores: stage -> key -> scores.
+        notes: key -> whatever was noted.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.prompts: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.answers: dict[str, dict[str, Answer]] = {}
+        self.scores: dict[str, dict[str, Scores]] = {}
+        self.notes: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def open(cls, directory: Path, manifest: Mapping[str, Any]) -> Record:
+        """Begin a record, or go on with the one that is there.
+
+        Raises:
+            ConfigurationError: the directory holds the record of another run.
+        """
+        record = cls(directory)
+        file = directory / MANIFEST
+        if file.exists():
+            there = _read_json(file)
+            differs = [key for key in manifest if there.get(key) != manifest[key]]
+            if differs:
+                raise ConfigurationError(
+                    f"{directory} holds another run: {', '.join(differs)} differ",
+                    hint="give another directory with -o, or the same arguments to go on with it",
+                )
+            record._read()
+        else:
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise ConfigurationError(f"{directory}: {error.strerror}") from None
+        return record
+
+    @classmethod
+    def read(cls, directory: Path) -> tuple[Record, dict[str, Any]]:
+        """A record that was made before, and its manifest.
+
+        Raises:
+            ConfigurationError: there is none, or it is of another version.
+        """
+        manifest = _read_json(directory / MANIFEST)
+        record = cls(directory)
+        record._read()
+        return record, manifest
+
+    def add_prompt(self, key: str, kind: str, ids: tuple[int, ...]) -> None:
+        self.prompts[key] = (kind, ids)
+        self._append({"stage": "prompt", "key": key, "kind": kind, "ids": ids})
+
+    def add_answer(self, stage: str, key: str, answer: Answer) -> None:
+        self.answers.setdefault(stage, {})[key] = answer
+        entry = {"stage": stage, "key": key, "tokens": answer.tokens, "finish": answer.finish}
+        self._append(entry)
+
+    def add_scores(self, stage: str, key: str, scores: Scores) -> None:
+        self.scores.setdefault(stage, {})[key] = scores
+        self._append(
+            {
+                "stage": f"score/{stage}",
+                "key": key,
+                "gap": [round(gap, _DIGITS) for gap in scores.gap],
+                "rank": scores.rank.tolist(),
+                "best": scores.best.tolist(),
+                "logprob": [round(logprob, _DIGITS) for logprob in scores.logprob],
+            }
+        )
+
+    def note(self, key: str, content: Mapping[str, Any]) -> None:
+        """Keep something else that was found out."""
+        self.notes[key] = dict(content)
+        self._append({"stage": "note", "key": key, "content": content})
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        with (self.directory / RECORD).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+
+    def _read(self) -> None:
+        file = self.directory / RECORD
+        if not file.exists():
+            return
+        whole = 0  # bytes of whole lines; an interrupted run may have left half of one
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    self._take(json.loads(line))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    raise ConfigurationError(
+                        f"{file}:{number}: not a line of a record",
+                        hint="the file was changed; begin anew in another directory",
+                    ) from None
+                whole += len(line)
+        if whole != file.stat().st_size:
+            with file.open("rb+") as half:
+                half.truncate(whole)
+
+    def _take(self, entry: dict[str, Any]) -> None:
+        stage, key = entry["stage"], entry["key"]
+        if stage == "prompt":
+            self.prompts[key] = (entry["kind"], tuple(entry["ids"]))
+        elif stage == "note":
+            self.notes[key] = entry["content"]
+        elif stage.startswith("score/"):
+            self.scores.setdefault(stage.removeprefix("score/"), {})[key] = Scores(
+                array("d", entry["gap"]),
+                array("l", entry["rank"]),
+                array("l", entry["best"]),
+                array("d", entry["logprob"]),
+            )
+        else:
+            answer = Answer(tuple(entry["tokens"]), entry["finish"])
+            self.answers.setdefault(stage, {})[key] = answer
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigurationError(
+            f"{file.parent} holds no record of mtppp", hint=f"there is no readable {file.name}"
+        ) from None
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise ConfigurationError(f"{file}: schema {manifest.get('schema')!r} is not {SCHEMA}")
+    return manifest

@@ -1,0 +1,439 @@
+"""A run: ask both servers all there is to ask. What is in the record is not asked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Literal
+
+from mtppp.engine.bulk import Answer, BulkClient, Scores, for_each
+from mtppp.engine.client import Acceptance
+from mtppp.errors import ConfigurationError
+from mtppp.verify import measure
+from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
+from mtppp.verify.prompts import KNOWN_ANSWERS, Prompt
+from mtppp.verify.record import Record
+from mtppp.verify.servers import Identity, Server, differences, survey
+from mtppp.verify.tiers import HARD_GAP, Tier
+
+CONFIRMED_REQUESTS = 64
+DIRECTED_REQUESTS = 64
+SHORTEST_PROMPT = 4
+KNOWN_TOKENS = 12
+
+_WORST = 5
+_CONTEXT = 16  # tokens shown before a worst one
+
+Progress = Callable[[str], None]
+Judging = Literal["baseline", "candidate", "nobody"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How servers are asked.
+
+    Attributes:
+        timeout: seconds for one answer.
+        same_model: the operator says that both have the same weights, whatever their paths.
+    """
+
+    tier: Tier
+    concurrency: int = 16
+    timeout: float = 600.0
+    same_model: bool = False
+
+
+class Asking:
+    """One server, while it is asked: its client, the model's name there, and the record."""
+
+    def __init__(self, client: BulkClient, model: str, record: Record, progress: Progress) -> None:
+        self.client = client
+        self.model = model
+        self._record = record
+        self._progress = progress
+
+    async def answer(
+        self,
+        stage: str,
+        keys: Collection[str],
+        tokens: int,
+        *,
+        temperature: float = 0.0,
+        concurrency: int | None = None,
+    ) -> None:
+        """Have prompts continued."""
+        done = self._record.answers.setdefault(stage, {})
+
+        async def work(key: str) -> Answer:
+            ids = self._record.prompts[key][1]
+            return await self.client.generate(self.model, ids, tokens, temperature=temperature)
+
+        await self._each(
+            f"{self.client.role}: {'sampled' if temperature else 'greedy'} answers",
+            [key for key in keys if key not in done],
+            work,
+            partial(self._record.add_answer, stage),
+            of=len(keys),
+            concurrency=concurrency,
+        )
+
+    async def score(
+        self, stage: str, answers: Mapping[str, tuple[str, Sequence[int]]], *, alone: bool = False
+    ) -> None:
+        """Score answers; name -> (key of the prompt, tokens). Empty ones have empty scores."""
+        done = self._record.scores.setdefault(stage, {})
+
+        async def work(name: str) -> Scores:
+            key, tokens = answers[name]
+            ids = self._record.prompts[key][1]
+            return await self.client.score(self.model, [*ids, *tokens], len(ids))
+
+        await self._each(
+            f"{self.client.role}: scores ({stage})",
+            [name for name in answers if name not in done],
+            work,
+            partial(self._record.add_scores, stage),
+            of=len(answers),
+            concurrency=1 if alone else None,
+        )
+
+    async def _each(
+        self,
+        what: str,
+        todo: Sequence[str],
+        work: Callable[[str], Awaitable[Any]],
+        keep: Callable[[str, Any], None],
+        *,
+        of: int,
+        concurrency: int | None,
+    ) -> None:
+        finished = of - len(todo)
+
+        def done(key: str, result: Any) -> None:
+            nonlocal finished
+            keep(key, result)
+            finished += 1
+            if finished % max(1, of // 10) == 0:
+                self._progress(f"{what}: {finished} of {of}")
+
+        await for_each(todo, work, done, concurrency or self.client.concurrency)
+
+
+def run(
+    record: Record,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    *,
+    candidate: Server | None,
+    baseline: Server | None,
+    judging: Judging,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> None:
+    """Ask everything that is not in the record yet.
+
+    Without a candidate its answers must be in the record.
+
+    Args:
+        judging: who scores the candidate's answers.
+        about: role -> what is known of a server besides what it says.
+
+    Raises:
+        Inconclusive: a server did not do what was asked of it.
+        ConfigurationError: a server refuses what it was asked, by a fault of ours.
+    """
+    asyncio.run(_run(record, settings, prompts, candidate, baseline, judging, about, progress))
+
+
+async def _run(
+    record: Record,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    candidate: Server | None,
+    baseline: Server | None,
+    judging: Judging,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> None:
+    async with AsyncExitStack() as stack:
+        asking: dict[str, Asking] = {}
+        for server in filter(None, (candidate, baseline)):
+            client = await stack.enter_async_context(
+                BulkClient(
+                    server.url,
+                    role=server.role,
+                    key=server.key,
+                    timeout=settings.timeout,
+                    concurrency=settings.concurrency,
+                )
+            )
+            identity = await survey(client, server, about.get(server.role, {}))
+            record.note(f"identity/{server.role}", identity.to_dict())
+            asking[server.role] = Asking(client, identity.model, record, progress)
+        ours, theirs = asking.get("candidate"), asking.get("baseline")
+        if not settings.same_model and mismatches(record):
+            return
+        tokens = await _prepare(record, settings.tier, prompts, ours, theirs)
+        if record.notes["tokenizer"]["differs"]:
+            return
+        if ours:
+            await _candidate(record, settings.tier, ours, tokens)
+        if judging == "nobody":
+            return
+        scorer = ours if judging == "candidate" else theirs
+        assert scorer is not None
+        if theirs:
+            await _null(record, settings.tier, theirs, tokens)
+        await _scores(record, scorer)
+        if theirs and ours:
+            await _directions(record, ours)
+        if not theirs:
+            await _known_answers(record, scorer)
+        await _context(record, scorer)
+
+
+def mismatches(record: Record) -> list[str]:
+    """Why candidate and baseline cannot be compared, by what they said of themselves."""
+    identities = [record.notes.get(f"identity/{role}") for role in ("candidate", "baseline")]
+    if None in identities:
+        return []
+    ours, theirs = (Identity(**identity) for identity in identities if identity)
+    return differences(ours, theirs)
+
+
+async def _prepare(
+    record: Record,
+    tier: Tier,
+    prompts: Sequence[Prompt],
+    candidate: Asking | None,
+    baseline: Asking | None,
+) -> int:
+    """Make token ids of the prompts; the number of tokens to generate for each.
+
+    The baseline's tokenizer makes them, and the candidate's must make the same.
+    """
+    contexts = [
+        note["context"]
+        for key, note in record.notes.items()
+        if key.startswith("identity/") and note["context"]
+    ]
+    context = min(contexts, default=1 << 30)
+    # One token more is generated when an answer is scored, and doubling one adds one.
+    tokens = min(tier.tokens, context // 2 - 1)
+    room = context - tokens - 2
+    main = baseline or candidate
+    if main is None:
+        return tokens
+    other = candidate if main is baseline else None
+    if record.notes.get("tokenizer", {}).get("by") == main.client.role:
+        return tokens
+    compared = 0
+    made: dict[str, tuple[int, ...]] = {}
+    differing: list[str] = []
+
+    async def ids_of(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+        if prompt.ids:
+            return prompt.ids, None
+        asked = prompt.text or prompt.messages
+        ids = await main.client.tokenize(main.model, asked)
+        if ids is None and prompt.messages:
+            asked = "\n\n".join(f"{role}: {content}" for role, content in prompt.messages)
+            ids = await main.client.tokenize(main.model, asked)
+        if ids is None:
+            raise ConfigurationError(
+                f"the {main.client.role} at {main.client.url} has no tokenizer",
+                hint='give prompts as token ids: --prompts FILE with lines of {"token_ids": [...]}',
+            )
+        return ids, await other.client.tokenize(other.model, asked) if other else None
+
+    def done(prompt: Prompt, both: tuple[tuple[int, ...], tuple[int, ...] | None]) -> None:
+        nonlocal compared
+        ids, theirs = both
+        made[prompt.key] = ids[: min(prompt.length or room, room)]
+        if prompt.key in record.prompts:
+            # An export's ids, made by the candidate's tokenizer; they may have been cut shorter.
+            theirs = record.prompts[prompt.key][1]
+            ids = made[prompt.key][: len(theirs)]
+        if theirs is not None:
+            compared += 1
+            if theirs != ids:
+                differing.append(prompt.key)
+
+    await for_each(prompts, ids_of, done, main.client.concurrency)
+    for prompt in prompts:  # in their order
+        ids = made[prompt.key]
+        if prompt.key not in record.prompts and (prompt.ids or len(ids) >= SHORTEST_PROMPT):
+            record.add_prompt(prompt.key, prompt.kind, ids)
+    record.note(
+        "tokenizer",
+        {"by": main.client.role, "compared": compared, "differs": differing[:10]},
+    )
+    return tokens
+
+
+async def _candidate(record: Record, tier: Tier, ours: Asking, tokens: int) -> None:
+    keys = list(record.prompts)
+    before = await ours.client.acceptance()
+    await ours.answer("candidate", keys, tokens)
+    _keep_acceptance(record, "candidate", before, await ours.client.acceptance())
+    await ours.answer("sampled", keys[: tier.sampled], tokens, temperature=1.0)
+    record.note("asked", {"tokens": tokens})
+
+
+async def _null(record: Record, tier: Tier, theirs: Asking, tokens: int) -> None:
+    """The baseline's own answers to the same prompts, and some with nothing else running."""
+    keys = list(record.answers.get("candidate", {}))
+    before = await theirs.client.acceptance()
+    await theirs.answer("null", keys, tokens)
+    _keep_acceptance(record, "baseline", before, await theirs.client.acceptance())
+    await theirs.answer("alone", keys[: tier.alone], tokens, concurrency=1)
+
+
+async def _scores(record: Record, scorer: Asking) -> None:
+    """All scores, outliers once more, and the positive control."""
+    for stage in ("candidate", "sampled", "null", "alone"):
+        await scorer.score(stage, _emitted(record, stage))
+    above, _ = measure.threshold(record.scores["null"], list(record.prompts))
+    for stage in ("candidate", "null"):
+        suspects = [
+            key
+            for key, scores in record.scores[stage].items()
+            if any(gap > above for gap in scores.gap)
+        ]
+        emitted = _emitted(record, stage)
+        again = {key: emitted[key] for key in suspects[:CONFIRMED_REQUESTS]}
+        await scorer.score(f"confirm/{stage}", again, alone=True)
+    for stage, damaged in controls(record).items():
+        await scorer.score(stage, {n: (d.key, d.tokens) for n, d in damaged.items()})
+
+
+def controls(record: Record) -> dict[str, dict[str, Damaged]]:
+    """Stage -> damaged answers of the baseline, or of the candidate where there is none.
+
+    The same record always gives the same.
+    """
+    sound = record.answers.get("null") or record.answers.get("candidate", {})
+    answers = {key: answer.tokens for key, answer in sound.items()}
+    tokens = sum(map(len, answers.values()))
+    many = max(FEWEST, min(MOST, tokens // 100))
+    return {
+        "control/0.001": damage(answers, FEWEST, seed=1),
+        "control/0.01": damage(answers, many, seed=2),
+        "ruin": ruin(answers, RUINED_REQUESTS),
+    }
+
+
+async def _directions(record: Record, ours: Asking) -> None:
+    """The candidate's opinion, where the baseline objects to its answers."""
+    keys = affected(record)[:DIRECTED_REQUESTS]
+    for stage, answers in (("self", "candidate"), ("reverse", "null")):
+        emitted = _emitted(record, answers)
+        await ours.score(stage, {key: emitted[key] for key in keys if key in emitted})
+
+
+def affected(record: Record) -> list[str]:
+    """Prompts to whose answers of the candidate the baseline objects, in order."""
+    above, _ = measure.threshold(record.scores.get("null", {}), list(record.prompts))
+    return [
+        key
+        for key in record.prompts
+        if key in record.scores.get("candidate", {})
+        and any(gap > above for gap in record.scores["candidate"][key].gap)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """A token that the baseline would not have emitted.
+
+    Attributes:
+        position: in the answer, from 0.
+        gap: nats.
+        before, token, wanted: texts, or ids where the server has no tokenizer.
+    """
+
+    key: str
+    position: int
+    gap: float
+    before: str
+    token: str
+    wanted: str
+
+
+async def _context(record: Record, server: Asking) -> None:
+    """The worst tokens, as text."""
+    found = sorted(
+        (
+            (-gap, key, position)
+            for key, scores in record.scores.get("candidate", {}).items()
+            for position, gap in enumerate(scores.gap)
+            if gap > HARD_GAP
+        )
+    )
+    worst: list[dict[str, Any]] = []
+    keys = set[str]()
+    for gap, key, position in found:
+        if key in keys or len(worst) == _WORST:
+            continue
+        keys.add(key)
+        tokens = record.answers["candidate"][key].tokens
+        before = [*record.prompts[key][1], *tokens[:position]][-_CONTEXT:]
+        wanted = record.scores["candidate"][key].best[position]
+        texts = [
+            await server.client.detokenize(server.model, ids) or " ".join(map(str, ids))
+            for ids in (before, [tokens[position]], [wanted])
+        ]
+        worst.append(asdict(Worst(key, position, -gap, *texts)))
+    record.note("worst", {"tokens": worst})
+
+
+def _emitted(record: Record, stage: str) -> dict[str, tuple[str, Sequence[int]]]:
+    """Answers with at least one token; there is nothing to score in the others."""
+    return {
+        key: (key, answer.tokens)
+        for key, answer in record.answers.get(stage, {}).items()
+        if answer.tokens
+    }
+
+
+async def _known_answers(record: Record, ours: Asking) -> None:
+    """How many texts that every model knows the candidate goes on with as expected."""
+    right = asked = 0
+    for known in KNOWN_ANSWERS:
+        ids = await ours.client.tokenize(ours.model, known.text)
+        if ids is None:
+            break
+        answer = await ours.client.generate(ours.model, ids, KNOWN_TOKENS)
+        text = await ours.client.detokenize(ours.model, answer.tokens) or ""
+        asked += 1
+        right += " ".join(text.split()).startswith(known.answer.strip())
+    record.note("known", {"asked": asked, "right": right})
+
+
+def _keep_acceptance(
+    record: Record, role: str, before: Acceptance | None, after: Acceptance | None
+) -> None:
+    """Add what was accepted meanwhile to what an interrupted run had kept."""
+    if before is None or after is None or after.drafts < before.drafts:
+        return
+    kept = acceptance(record, role) or Acceptance(0, ())
+    positions = max(len(after.accepted), len(kept.accepted))
+    accepted = [
+        _at(kept.accepted, i) + _at(after.accepted, i) - _at(before.accepted, i)
+        for i in range(positions)
+    ]
+    drafts = kept.drafts + after.drafts - before.drafts
+    record.note(f"acceptance/{role}", {"drafts": drafts, "accepted": accepted})
+
+
+def _at(counts: Sequence[int], index: int) -> int:
+    return counts[index] if index < len(counts) else 0
+
+
+def acceptance(record: Record, role: str) -> Acceptance | None:
+    """Speculative decoding's counters over the greedy answers of a server."""
+    note = record.notes.get(f"acceptance/{role}")
+    return Acceptance(note["drafts"], tuple(note["accepted"])) if note else None

@@ -1,0 +1,513 @@
+"""From counts to a verdict. Pure: the same evidence always gives the same verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mtppp.engine.client import Acceptance
+from mtppp.verify.measure import Pair
+from mtppp.verify.power import Design, Power
+from mtppp.verify.statistics import (
+    at_least_p,
+    binomial_lower,
+    binomial_upper,
+    bootstrap_upper,
+    sign_flip_p,
+)
+from mtppp.verify.tiers import ALPHA, CLIP, TESTS, TOLERATED, Tier
+
+Outcome = Literal["PASS", "FAIL", "INCONCLUSIVE"]
+
+EXIT_STATUS: Mapping[Outcome, int] = {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3}
+
+FEWEST_CONTROLS = 50
+ACCEPTANCE_MARGIN = 0.05
+"""Share of a position's acceptance that may be missing."""
+
+BLIND = (
+    "this sees faults of decoding and of speculation; it cannot see a wrong forward pass, wrong"
+    " weights or a wrong stage boundary, for the candidate believes in them"
+)
+
+HOPELESS = 0.1
+"""Acceptance of first drafts below which a drafter is called broken without anything to compare."""
+
+_BAD, _FINE = 0.5, 0.1  # shares of the main direction's outliers
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What became of damage done on purpose.
+
+    Attributes:
+        made, seen: damaged tokens, and those that were outliers; by the share of tokens that the
+            damage stands for.
+        fails: whether a run with 1 % of its tokens so damaged is FAIL by the same test.
+        ruined_made, ruined_seen: answers of other requests.
+    """
+
+    made: Mapping[float, int]
+    seen: Mapping[float, int]
+    fails: bool
+    ruined_made: int
+    ruined_seen: int
+
+    @property
+    def sensitivity(self) -> float:
+        """Share of damaged tokens that are outliers; at least so, with confidence 1 - ALPHA."""
+        return binomial_lower(sum(self.seen.values()), sum(self.made.values()), ALPHA)
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """Outliers when one scores the other's answers, on the prompts where the candidate has some."""
+
+    tokens: int
+    outliers: int
+
+    @property
+    def rate(self) -> float:
+        return self.outliers / self.tokens if self.tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """X->Y: X scores Y's answers."""
+
+    base_cand: Direction
+    cand_cand: Direction
+    cand_base: Direction
+    base_base: Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens at temperature 1: how many, and P(as much against the baseline's probabilities)."""
+
+    tokens: int
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a verdict rests on.
+
+    Attributes:
+        pairs: greedy answers to the same prompts.
+        alone: tokens and outliers of the baseline's answers with nothing else running.
+        reasons: against any verdict, found before: the two do not match, say.
+        advice: what to do about them.
+        drafted, reference: counters of speculative decoding of the candidate and of the baseline
+            over these requests; None when not known.
+        itself: the candidate scored its own answers, for want of a baseline.
+        known: texts that any model knows, gone on with as expected, and asked.
+    """
+
+    tier: Tier
+    pairs: Sequence[Pair]
+    above: float
+    control: Control | None
+    alone: Direction
+    sampled: Sampled | None = None
+    directions: Directions | None = None
+    drafted: Acceptance | None = None
+    reference: Acceptance | None = None
+    reasons: Sequence[str] = ()
+    advice: str = "compare two servers of the same model, then run again"
+    itself: bool = False
+    known: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of a verdict; rates are per token or per request.
+
+    Attributes:
+        p_tokens, p_requests, p_sampled: of the three tests.
+        token_bound, request_bound: shares of damage that the run excludes.
+    """
+
+    requests: int
+    tokens: int
+    outliers: int
+    confirmed: int
+    null_tokens: int
+    null_outliers: int
+    affected: int
+    ruined: int
+    null_ruined: int
+    mean_gap: float
+    null_mean_gap: float
+    p_tokens: float
+    p_requests: float
+    p_sampled: float
+    p_gap: float
+    token_bound: float
+    request_bound: float
+    sensitivity: float
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceVerdict:
+    """How well drafts are accepted, a verdict of its own.
+
+    Attributes:
+        outcome: "AS REFERENCE", "LOW", "NOT JUDGED".
+        rates: accepted per draft at each position; reference: the same of the baseline, if known.
+    """
+
+    outcome: str
+    why: str
+    rates: tuple[float, ...] = ()
+    reference: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be said.
+
+    Attributes:
+        why: what decided, most important first.
+        cause: where the fault is; "" when not known or none.
+        power: share of damaged tokens, or of ruined requests -> chances.
+        warnings: what does not change the verdict.
+        next_steps: what to do.
+    """
+
+    outcome: Outcome
+    why: tuple[str, ...]
+    figures: Figures
+    acceptance: AcceptanceVerdict
+    cause: str = ""
+    token_power: Mapping[float, Power] = field(default_factory=dict)
+    request_power: Mapping[float, Power] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_STATUS[self.outcome]
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """FAIL when a test says so, PASS when every bound is below its margin, else INCONCLUSIVE."""
+    figures = measure(evidence)
+    acceptance = judge_acceptance(evidence.drafted, evidence.reference)
+    if evidence.reasons:
+        return Verdict(
+            "INCONCLUSIVE",
+            tuple(evidence.reasons),
+            figures,
+            acceptance,
+            next_steps=(evidence.advice,),
+        )
+    outcome, why, steps = decide(evidence, figures)
+    cause, because = _cause(evidence) if outcome == "FAIL" else ("", "")
+    design = Design(
+        evidence.tier,
+        figures.requests,
+        figures.tokens,
+        figures.null_outliers / figures.null_tokens if figures.null_tokens else 0.0,
+        figures.sensitivity,
+    )
+    powers = bool(figures.tokens) and figures.sensitivity > 0
+    return Verdict(
+        outcome,
+        (*why, *([because] if because else [])),
+        figures,
+        acceptance,
+        cause=cause,
+        token_power={s: design.of_tokens(s) for s in (0.01, 0.001)} if powers else {},
+        request_power={s: design.of_requests(s) for s in (0.05, 0.01)} if powers else {},
+        warnings=tuple(_warnings(evidence, figures, acceptance)),
+        next_steps=(*steps, *_steps(cause, acceptance)),
+    )
+
+
+def measure(evidence: Evidence) -> Figures:
+    """The numbers, all from the pairs."""
+    pairs = evidence.pairs
+    tokens = sum(pair.candidate.tokens for pair in pairs)
+    null_tokens = sum(pair.null.tokens for pair in pairs)
+    outliers = sum(len(pair.candidate.outliers) for pair in pairs)
+    ruined = sum(pair.ruined for pair in pairs)
+    sensitivity = evidence.control.sensitivity if evidence.control else 0.0
+    gap = sum(pair.candidate.gap for pair in pairs)
+    null_gap = sum(pair.null.gap for pair in pairs)
+    seen_rate = max(
+        binomial_upper(outliers, tokens, ALPHA),
+        bootstrap_upper(
+            [len(pair.candidate.outliers) - len(pair.null.outliers) for pair in pairs],
+            tokens,
+            ALPHA,
+        ),
+    )
+    return Figures(
+        requests=len(pairs),
+        tokens=tokens,
+        outliers=outliers,
+        confirmed=sum(pair.confirmed for pair in pairs),
+        null_tokens=null_tokens,
+        null_outliers=sum(len(pair.null.outliers) for pair in pairs),
+        affected=sum(pair.confirmed > 0 for pair in pairs),
+        ruined=ruined,
+        null_ruined=sum(pair.null_ruined for pair in pairs),
+        mean_gap=gap / tokens if tokens else 0.0,
+        null_mean_gap=null_gap / null_tokens if null_tokens else 0.0,
+        p_tokens=p_of_tokens(pairs),
+        p_requests=sign_flip_p([pair.ruined - pair.null_ruined for pair in pairs]),
+        p_sampled=evidence.sampled.p if evidence.sampled else 1.0,
+        p_gap=_p_of_gap(pairs),
+        token_bound=min(1.0, seen_rate / sensitivity) if sensitivity else 1.0,
+        request_bound=binomial_upper(ruined, len(pairs), ALPHA),
+        sensitivity=sensitivity,
+    )
+
+
+def p_of_tokens(pairs: Sequence[Pair]) -> float:
+    """P of the excess of outliers over the baseline's own, and over what is tolerated anyway."""
+    excess = sign_flip_p([min(CLIP, pair.confirmed) - min(CLIP, pair.expected) for pair in pairs])
+    tolerated = (1 - (1 - TOLERATED) ** pair.candidate.tokens for pair in pairs)
+    return max(excess, at_least_p(tolerated, sum(pair.confirmed > 0 for pair in pairs)))
+
+
+def _p_of_gap(pairs: Sequence[Pair]) -> float:
+    """Of the prompts with a larger mean gap: a warning's, since layouts may differ a little."""
+    signs = [
+        (c > n) - (c < n)
+        for pair in pairs
+        if pair.candidate.tokens and pair.null.tokens
+        for c, n in [(pair.candidate.gap / pair.candidate.tokens, pair.null.gap / pair.null.tokens)]
+    ]
+    return sign_flip_p(signs)
+
+
+def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], list[str]]:
+    """The verdict, why, and what to do about it."""
+    alpha = ALPHA / TESTS
+    failed = []
+    if figures.p_tokens < alpha:
+        failed.append(
+            f"{figures.confirmed} of {figures.tokens} tokens in {figures.affected} requests are"
+            f" none that the baseline would have emitted (p = {figures.p_tokens:.1g})"
+        )
+    if figures.p_requests < alpha:
+        failed.append(
+            f"{figures.ruined} of {figures.requests} requests are ruined"
+            f" (p = {figures.p_requests:.1g})"
+        )
+    if figures.p_sampled < alpha and evidence.sampled:
+        failed.append(
+            f"{evidence.sampled.tokens} tokens at temperature 1 do not follow the baseline's"
+            f" probabilities (p = {figures.p_sampled:.1g})"
+        )
+    noise = _noise(evidence, figures)
+    if noise:
+        return "INCONCLUSIVE", [noise], ["restart the baseline, or take another one"]
+    if failed:
+        return "FAIL", failed, []
+    return _pass_or_not(evidence, figures)
+
+
+def _noise(evidence: Evidence, figures: Figures) -> str:
+    """Why the baseline itself is not to be trusted; "" when it is."""
+    limit = 10 * max(TOLERATED, evidence.tier.token_margin)
+    null = Direction(figures.null_tokens, figures.null_outliers)
+    for what, direction in (("its own answers", null), ("its answers one by one", evidence.alone)):
+        if direction.outliers >= 3 and direction.rate > limit:
+            return (
+                f"the baseline disagrees with {what}: {direction.outliers} outliers in"
+                f" {direction.tokens} tokens"
+            )
+    return ""
+
+
+def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], list[str]]:
+    tier, control = evidence.tier, evidence.control
+    why, steps = [], []
+    if control is None or sum(control.made.values()) < 2 * FEWEST_CONTROLS:
+        why.append("too few tokens for the positive control: nothing says that damage is seen")
+        steps.append("give prompts with longer answers, or more of them")
+    elif not control.fails or control.ruined_seen < 0.9 * control.ruined_made:
+        why.append(
+            f"the positive control was missed: of {sum(control.made.values())} damaged tokens"
+            f" {sum(control.seen.values())} were seen, of {control.ruined_made} ruined requests"
+            f" {control.ruined_seen}"
+        )
+        steps.append("take prompts that the model answers with more certainty")
+    if figures.token_bound >= tier.token_margin:
+        why.append(
+            f"up to {figures.token_bound:.2%} of tokens may be damaged; PASS needs less than"
+            f" {tier.token_margin:.2%} ({figures.outliers} outliers in {figures.tokens} tokens)"
+        )
+        steps.append(_more_of(figures.outliers, tier))
+    if figures.request_bound >= tier.request_margin:
+        why.append(
+            f"up to {figures.request_bound:.1%} of requests may be ruined; PASS needs less than"
+            f" {tier.request_margin:.1%} ({figures.ruined} ruined of {figures.requests})"
+        )
+        if not figures.ruined:
+            needed = math.ceil(math.log(ALPHA) / math.log1p(-tier.request_margin))
+            steps.append(f"give at least {needed} prompts")
+        else:
+            steps.append(_more_of(figures.ruined, tier))
+    if evidence.known and 2 * evidence.known[0] < evidence.known[1]:
+        why.append(
+            f"only {evidence.known[0]} of {evidence.known[1]} texts that any model knows went on as"
+            " they should: the forward pass is wrong, or the model knows little"
+        )
+        steps.append("compare with a baseline: --baseline-url")
+    if why:
+        return "INCONCLUSIVE", why, list(dict.fromkeys(steps))
+    passed = (
+        f"less than {figures.token_bound:.2%} of all tokens and less than"
+        f" {figures.request_bound:.1%} of all requests are damaged"
+        f" (confidence {1 - ALPHA:.1%})"
+    )
+    if not evidence.itself:
+        return "PASS", [passed], []
+    return (
+        "PASS",
+        [f"by its own judgement {passed}", BLIND],
+        ["compare with a baseline to see the rest: --baseline-url"],
+    )
+
+
+def _more_of(found: int, tier: Tier) -> str:
+    if not found:
+        return "more tokens are needed: longer answers, or a larger tier"
+    larger = "certify" if tier.name == "smoke" else "soak"
+    return f"look at the outliers below, and run --tier {larger}: it tells few from none"
+
+
+def _cause(evidence: Evidence) -> tuple[str, str]:
+    """Which part is at fault, and why it is thought so."""
+    d = evidence.directions
+    if evidence.itself:
+        return "decode or speculation", "the candidate's own forward pass objects to its answers"
+    if d is None:
+        return "", "the candidate was not asked to score, so the cause is not known"
+    if not d.base_cand.outliers:
+        return "sampling", "greedy answers are right, those at temperature 1 are not"
+    itself = d.cand_cand.rate / d.base_cand.rate
+    of_base = max(0.0, d.cand_base.rate - d.base_base.rate) / d.base_cand.rate
+    shares = (
+        f"of the baseline's objections to these answers the candidate itself shares {itself:.0%};"
+        f" to the baseline's answers it objects {of_base:.0%} as often"
+    )
+    cause = "not clear"
+    if itself >= _BAD and of_base <= _FINE:
+        cause = "decode or speculation"
+    elif itself <= _FINE and of_base > _FINE:
+        cause = "weights or forward pass"
+    elif itself > _FINE and of_base > _FINE:
+        cause = "forward pass, and decode or speculation"
+    return cause, shares
+
+
+def judge_acceptance(drafted: Acceptance | None, reference: Acceptance | None) -> AcceptanceVerdict:
+    """Acceptance at each draft position, against the baseline's if it drafts too."""
+    if drafted is None:
+        return AcceptanceVerdict("NOT JUDGED", "the candidate's /metrics were not to be had")
+    if not drafted.drafts:
+        return AcceptanceVerdict(
+            "NOT JUDGED", "the candidate drafted nothing: speculative decoding was not tested"
+        )
+    rates = tuple(count / drafted.drafts for count in drafted.accepted)
+    if reference is None or not reference.drafts:
+        if rates and binomial_upper(drafted.accepted[0], drafted.drafts, ALPHA) < HOPELESS:
+            return AcceptanceVerdict(
+                "LOW", f"first drafts are accepted {rates[0]:.1%} of the time", rates
+            )
+        return AcceptanceVerdict(
+            "NOT JUDGED", "the baseline does not draft: there is nothing to compare with", rates
+        )
+    expected = tuple(count / reference.drafts for count in reference.accepted)
+    for position, (ours, theirs) in enumerate(zip(rates, expected, strict=False)):
+        spread = math.sqrt(
+            theirs * (1 - theirs) / reference.drafts + ours * (1 - ours) / drafted.drafts
+        )
+        # Drafts of one answer are not independent: twice the spread, at 3.3 of it for 0.001.
+        if ours < theirs * (1 - ACCEPTANCE_MARGIN) - 2 * 3.3 * spread:
+            return AcceptanceVerdict(
+                "LOW",
+                f"drafts at position {position + 1} are accepted {ours:.1%} of the time, by the"
+                f" baseline {theirs:.1%}",
+                rates,
+                expected,
+            )
+    return AcceptanceVerdict("AS REFERENCE", "not lower than the baseline's", rates, expected)
+
+
+def _warnings(evidence: Evidence, figures: Figures, acceptance: AcceptanceVerdict) -> list[str]:
+    warnings = []
+    if acceptance.outcome == "LOW":
+        warnings.append(
+            f"drafts are accepted too rarely: {acceptance.why}. The text does not suffer, the"
+            " speed does"
+        )
+    if figures.p_gap < ALPHA and figures.mean_gap > 2 * figures.null_mean_gap + 1e-4:
+        warnings.append(
+            f"the mean gap is {figures.mean_gap:.2g} nats, the baseline's own"
+            f" {figures.null_mean_gap:.2g}: rounding of another layout, or slight damage"
+        )
+    unconfirmed = figures.outliers - figures.confirmed
+    if unconfirmed and figures.outliers and evidence.pairs:
+        tried = sum(
+            len(p.candidate.outliers) - len(p.candidate.confirmed)
+            for p in evidence.pairs
+            if p.candidate.confirmed is not None
+        )
+        if tried:
+            warnings.append(f"{tried} outliers were none when scored alone: the baseline wavers")
+    return warnings
+
+
+def _steps(cause: str, acceptance: AcceptanceVerdict) -> list[str]:
+    steps = {
+        "decode or speculation": "launch without the section `speculative`, and verify again: if"
+        " it passes, the fault is in drafting; `mtppp patches` tells of known ones",
+        "weights or forward pass": "compare the weights' files on all nodes; then verify with"
+        " another layer_partition, or with tensor parallelism alone",
+        "forward pass, and decode or speculation": "first find out about the forward pass: verify"
+        " without the section `speculative`",
+        "sampling": "compare the samplers' settings and releases; greedy requests are right",
+    }.get(cause)
+    found = [steps] if steps else []
+    if acceptance.outcome == "LOW":
+        found.append("look whether the drafter's weights were loaded: `mtppp status`")
+    return found
+
+
+def as_dict(verdict: Verdict) -> dict[str, Any]:
+    """A verdict for `result.json`."""
+    figures = {name: getattr(verdict.figures, name) for name in Figures.__dataclass_fields__}
+    acceptance = verdict.acceptance
+    return {
+        "verdict": verdict.outcome,
+        "why": list(verdict.why),
+        "cause": verdict.cause or None,
+        "figures": figures,
+        "power": {
+            "damaged_tokens": _powers(verdict.token_power),
+            "ruined_requests": _powers(verdict.request_power),
+        },
+        "acceptance": {
+            "verdict": acceptance.outcome,
+            "why": acceptance.why,
+            "rates": list(acceptance.rates),
+            "reference": list(acceptance.reference),
+        },
+        "warnings": list(verdict.warnings),
+        "next_steps": list(verdict.next_steps),
+    }
+
+
+def _powers(powers: Mapping[float, Power]) -> list[dict[str, float]]:
+    return [
+        {"share": share, "fails": power.fails, "not_passed": power.not_passed}
+        for share, power in powers.items()
+    ]

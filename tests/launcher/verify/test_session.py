@@ -1,0 +1,172 @@
+"""A whole verification over HTTP, against recorded answers of a real server."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+from replay import Recorded, Replay
+
+from mtppp.cli.answers import command as answers
+from mtppp.cli.verify import command as verify
+from mtppp.errors import ConfigurationError
+from mtppp.verify.prompts import own_set
+
+METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {first}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="1"}} {second}
+"""
+
+
+@pytest.fixture
+def candidate(replays: list[Replay]) -> Replay:
+    replays.append(Replay(seed=1))
+    return replays[-1]
+
+
+@pytest.fixture
+def baseline(replays: list[Replay]) -> Replay:
+    replays.append(Replay(seed=2))
+    return replays[-1]
+
+
+def compare(candidate: Replay, baseline: Replay, directory: Path, *more: str) -> Result:
+    urls = ["--candidate-url", candidate.url, "--baseline-url", baseline.url + "/v1/"]
+    return CliRunner().invoke(verify, [*urls, "-o", str(directory), *more])
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> list[str]:
+    """So few prompts that a run takes a second."""
+    file = tmp_path / "few.jsonl"
+    file.write_text("\n".join(json.dumps({"text": p.text}) for p in own_set(40) if p.text))
+    return ["--prompts", str(file)]
+
+
+def result_of(directory: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((directory / "result.json").read_text())
+    return result
+
+
+def repeats_tokens(recorded: Recorded, tokens: list[int], chance: random.Random) -> Sequence[int]:
+    """Now and then a token comes twice."""
+    place = chance.randrange(len(tokens))
+    return tokens[:place] + tokens[place : place + 1] + tokens[place:]
+
+
+def test_the_same_model_passes(candidate: Replay, baseline: Replay, tmp_path: Path) -> None:
+    candidate.metrics = METRICS.format(drafts=0, first=0, second=0)
+    done = compare(candidate, baseline, tmp_path)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("PASS")
+    assert max(len(line) for line in lines) <= 80
+    result = result_of(tmp_path)
+    assert result["schema"] == 1
+    assert result["verdict"] == "PASS"
+    assert result["figures"]["requests"] == 300
+    assert result["control"]["fails"]
+    assert sum(d["made"] for d in result["control"]["damaged"]) >= 100
+    assert result["power"]["damaged_tokens"][0]["fails"] > 0.99
+    assert result["identity"]["baseline"]["release"] == "0.32.0"
+    assert result["acceptance"]["verdict"] == "NOT JUDGED"
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert {case.get("name") for case in suite} == {"text", "drafts"}
+    assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+
+
+def test_a_faulty_one_fails_and_the_report_shows_where(
+    candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    candidate.fault = repeats_tokens
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, decode or speculation")
+    assert "Worst tokens" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    result = result_of(tmp_path)
+    assert len(result["worst"]) == 5
+    assert result["directions"]["cand_cand"]["outliers"] > 20
+    suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
+    assert suite.get("failures") == "1"
+
+
+def test_json_alone_is_on_standard_output(
+    candidate: Replay, baseline: Replay, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "Once"}\n')
+    more = ["--json", "--prompts", str(own)]
+    done = compare(candidate, baseline, tmp_path / "out", *more)
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["verdict"] == "INCONCLUSIVE"
+
+
+def test_without_a_baseline_it_judges_itself_and_says_what_it_cannot_see(
+    candidate: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    arguments = ["--candidate-url", candidate.url, *few, "-o", str(tmp_path)]
+    done = CliRunner().invoke(verify, arguments)
+    result = result_of(tmp_path)
+    # The recorded model answers no question that was not recorded.
+    assert result["verdict"] == "INCONCLUSIVE"
+    assert done.exit_code == 3
+    assert "well-known texts" in done.stdout
+    assert "any model knows" in result["why"][-1]
+
+    candidate.fault = repeats_tokens
+    arguments[-1] = str(tmp_path / "faulty")
+    done = CliRunner().invoke(verify, arguments)
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, decode or speculation")
+
+
+def test_answers_are_judged_elsewhere_as_at_once(
+    candidate: Replay, baseline: Replay, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "answers")
+    done = CliRunner().invoke(answers, ["export", "--candidate-url", candidate.url, "-o", there])
+    assert done.exit_code == 0, done.output
+    assert not any("prompt_logprobs" in body for _, body in candidate.asked)
+    candidate.stop()
+    done = CliRunner().invoke(answers, ["score", there, "--baseline-url", baseline.url])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith("PASS")
+    assert result_of(Path(there))["identity"]["candidate"]["model"] == "demo-glm4-moe"
+
+
+def test_what_is_no_export_is_refused(baseline: Replay, tmp_path: Path) -> None:
+    arguments = ["score", str(tmp_path), "--baseline-url", baseline.url]
+    done = CliRunner().invoke(answers, arguments)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "holds no record" in done.exception.message
+
+
+def test_exported_ids_must_be_those_of_the_baselines_tokenizer(
+    candidate: Replay, baseline: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "Once upon"}\n')
+    more = ["--prompts", str(own)]
+    there = str(tmp_path / "answers")
+    export = ["export", "--candidate-url", candidate.url, "-o", there, *more]
+    assert CliRunner().invoke(answers, export).exit_code == 0
+    monkeypatch.setattr(baseline, "ids_of", lambda text: [9] * 9)
+    score = ["score", there, "--baseline-url", baseline.url]
+    done = CliRunner().invoke(answers, score)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "other prompts" in done.exception.message
+    done = CliRunner().invoke(answers, [*score, *more])
+    assert done.exit_code == 3
+    assert "another tokenizer" in done.output
+
+
+def test_nothing_to_verify_is_said(tmp_path: Path) -> None:
+    done = CliRunner().invoke(verify, ["--baseline-url", "http://127.0.0.1:1"])
+    assert isinstance(done.exception, ConfigurationError)

@@ -1,0 +1,194 @@
+"""Each verdict is justified: by hand-made evidence, at the edges."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from mtppp.engine.client import Acceptance
+from mtppp.verify.measure import Judged, Pair
+from mtppp.verify.tiers import TIERS
+from mtppp.verify.verdict import (
+    Control,
+    Direction,
+    Directions,
+    Evidence,
+    Sampled,
+    Verdict,
+    judge,
+    judge_acceptance,
+)
+
+SMOKE = TIERS["smoke"]
+MET = Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, True, 20, 20)
+NONE = Direction(0, 0)
+
+
+def judged(outliers: int = 0, *flags: str, tokens: int = 32, confirmed: bool = True) -> Judged:
+    positions = tuple(range(outliers))
+    return Judged(tokens, positions, positions if confirmed else (), 0.0, frozenset(flags))
+
+
+def pairs(candidate: Sequence[Judged], null: Sequence[Judged], of: int = 300) -> list[Pair]:
+    """So many pairs, the first ones with these answers."""
+    good = judged()
+    return [
+        Pair(
+            f"p{i}",
+            "prose",
+            candidate[i] if i < len(candidate) else good,
+            null[i] if i < len(null) else good,
+        )
+        for i in range(of)
+    ]
+
+
+def verdict(
+    candidate: Sequence[Judged] = (), null: Sequence[Judged] = (), of: int = 300, **other: Any
+) -> Verdict:
+    evidence = Evidence(SMOKE, pairs(candidate, null, of), 1.0, MET, Direction(500, 0))
+    return judge(dataclasses.replace(evidence, **other))
+
+
+def test_nothing_found_and_control_met_is_pass() -> None:
+    found = verdict()
+    assert found.outcome == "PASS"
+    assert found.figures.token_bound < SMOKE.token_margin
+    assert found.token_power[0.01].fails > 0.999
+    assert found.token_power[0.001].not_passed > 0.8
+
+
+def test_damage_in_many_requests_is_fail() -> None:
+    assert verdict([judged(1)] * 12).outcome == "FAIL"
+
+
+def test_a_few_outliers_decide_nothing() -> None:
+    found = verdict([judged(1)] * 8)
+    assert found.outcome == "INCONCLUSIVE"
+    assert "may be damaged" in found.why[0]
+    assert "--tier certify" in found.next_steps[0]
+
+
+def test_one_prompt_alone_never_fails() -> None:
+    assert verdict([judged(32)]).outcome == "INCONCLUSIVE"
+
+
+def test_what_the_baseline_does_itself_is_no_fault() -> None:
+    assert verdict([judged(1)] * 12, [judged(1)] * 12).outcome == "INCONCLUSIVE"
+
+
+def test_outliers_that_do_not_persist_never_fail() -> None:
+    found = verdict([judged(1, confirmed=False)] * 40)
+    assert found.outcome == "INCONCLUSIVE"
+    assert any("scored alone" in warning for warning in found.warnings)
+
+
+def test_rounding_of_another_layout_is_tolerated() -> None:
+    """In 2,048 long answers even 60 requests with an outlier are below 1 token in 10,000."""
+    long = [judged(1, tokens=512)] * 60
+    good = judged(tokens=512)
+    many = [Pair(f"p{i}", "prose", long[i] if i < 60 else good, good) for i in range(2048)]
+    evidence = Evidence(TIERS["soak"], many, 1.0, MET, NONE)
+    assert judge(evidence).outcome == "PASS"
+
+
+def test_ruined_requests_fail_and_one_withholds_pass() -> None:
+    assert verdict([judged(0, "empty", tokens=0)] * 12).outcome == "FAIL"
+    found = verdict([judged(0, "truncated")])
+    assert found.outcome == "INCONCLUSIVE"
+    assert "may be ruined" in found.why[0]
+
+
+def test_flags_that_the_baseline_has_too_are_none() -> None:
+    assert verdict([judged(0, "empty")] * 20, [judged(0, "empty")] * 20).outcome == "PASS"
+    assert verdict([judged(0, "loop")] * 20).outcome == "PASS"
+    assert verdict([judged(1, "loop")] * 20).figures.ruined == 20
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        None,
+        Control({0.001: 20, 0.01: 20}, {0.001: 20, 0.01: 20}, True, 20, 20),
+        Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, False, 20, 20),
+        Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, True, 20, 10),
+        Control({0.001: 50, 0.01: 100}, {0.001: 5, 0.01: 9}, True, 20, 20),
+        Control({0.001: 50, 0.01: 100}, {0.001: 0, 0.01: 0}, True, 20, 20),
+    ],
+    ids=["none", "too few", "not FAIL", "ruin missed", "insensitive", "blind"],
+)
+def test_no_pass_without_the_control(control: Control | None) -> None:
+    assert verdict(control=control).outcome == "INCONCLUSIVE"
+
+
+def test_few_prompts_are_told_how_many_are_needed() -> None:
+    found = verdict(of=20)
+    assert found.outcome == "INCONCLUSIVE"
+    assert "give at least 273 prompts" in found.next_steps
+
+
+def test_no_prompts_at_all() -> None:
+    assert verdict(of=0).outcome == "INCONCLUSIVE"
+
+
+def test_a_baseline_that_wavers_gives_no_verdict() -> None:
+    found = verdict([judged(20)] * 100, [judged(20)] * 100)
+    assert found.outcome == "INCONCLUSIVE"
+    assert "the baseline disagrees" in found.why[0]
+    assert verdict(alone=Direction(500, 100)).outcome == "INCONCLUSIVE"
+
+
+def test_a_mismatch_stands_above_all_figures() -> None:
+    found = verdict([judged(20)] * 100, reasons=["another tokenizer"])
+    assert (found.outcome, found.why) == ("INCONCLUSIVE", ("another tokenizer",))
+
+
+def test_sampling_alone_can_fail() -> None:
+    found = verdict(sampled=Sampled(1600, 1e-5), directions=Directions(NONE, NONE, NONE, NONE))
+    assert (found.outcome, found.cause) == ("FAIL", "sampling")
+    assert verdict(sampled=Sampled(1600, 0.01)).outcome == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("cand_cand", "cand_base", "cause"),
+    [
+        (90, 0, "decode or speculation"),
+        (2, 60, "weights or forward pass"),
+        (60, 60, "forward pass, and decode or speculation"),
+        (0, 0, "not clear"),
+    ],
+)
+def test_directions_tell_the_cause(cand_cand: int, cand_base: int, cause: str) -> None:
+    directions = Directions(
+        *(Direction(1000, n) for n in (100, cand_cand, cand_base)), Direction(1000, 0)
+    )
+    assert verdict([judged(3)] * 40, directions=directions).cause == cause
+
+
+def test_a_shift_of_all_gaps_is_a_warning() -> None:
+    shifted = dataclasses.replace(judged(), gap=0.5)
+    found = verdict([shifted] * 300)
+    assert found.outcome == "PASS"
+    assert "mean gap" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("drafted", "reference", "outcome"),
+    [
+        (None, None, "NOT JUDGED"),
+        (Acceptance(0, ()), None, "NOT JUDGED"),
+        (Acceptance(1000, (700, 400, 200)), None, "NOT JUDGED"),
+        (Acceptance(1000, (20, 1, 0)), None, "LOW"),
+        (Acceptance(1000, (700, 400, 200)), Acceptance(1000, (710, 390, 210)), "AS REFERENCE"),
+        (Acceptance(1000, (700, 150, 20)), Acceptance(1000, (710, 390, 210)), "LOW"),
+        (Acceptance(20, (12, 6, 2)), Acceptance(20, (15, 9, 6)), "AS REFERENCE"),
+    ],
+)
+def test_acceptance_is_a_verdict_of_its_own(
+    drafted: Acceptance | None, reference: Acceptance | None, outcome: str
+) -> None:
+    assert judge_acceptance(drafted, reference).outcome == outcome
+    assert verdict(drafted=drafted, reference=reference).outcome == "PASS"
