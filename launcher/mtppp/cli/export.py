@@ -49,6 +49,11 @@ def command(file: Path, form: str, directory: Path | None, plugins_on_node: str)
     What is then missing stands at their head. What mtppp would refuse to launch is not exported.
     """
     cluster = load(file).cluster
+    if cluster.runtime.environment:
+        raise ConfigurationError(
+            f"{file}: runtime.environment is managed: without mtppp nobody makes that environment",
+            hint="install vLLM and Ray on every node, and name their Python in runtime.python",
+        )
     plugins = _bundle(cluster)
     plan = _plan(cluster, plugins)
     nodes = node_commands(plan)

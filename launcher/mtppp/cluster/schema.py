@@ -245,6 +245,11 @@ def _node_python(value: str) -> str:
     return value
 
 
+NodePath = Annotated[str, matching(r"/.*", "an absolute path on the nodes")]
+MANAGED_WITH = "/usr/bin/python3"
+"""The Python that a managed environment is made with where the file names none."""
+
+
 class Runtime(Section):
     """How vLLM is had on a node."""
 
@@ -252,11 +257,36 @@ class Runtime(Section):
         str,
         matching(r"[0-9]+\.[0-9]+\.[0-9]+(?:\.post[0-9]+)?", 'one release such as "0.32.0"'),
     ] = Field(description="The vLLM release; every node is checked to have exactly this one.")
-    python: Annotated[str, AfterValidator(_node_python)] = Field(
+    environment: Literal["managed"] | None = Field(
+        default=None,
+        description=(
+            "`managed`: mtppp makes an environment on every node, below /var/tmp, of a locked list "
+            "of distributions with hashes; it is made once and used again."
+        ),
+    )
+    python: str = Field(
+        default="",
+        validate_default=True,
         description=(
             "The Python on every node that has vLLM and Ray: an absolute path, or one that begins "
-            "with `~/`, the home directory on the node."
-        )
+            "with `~/`, the home directory on the node. Of a managed environment, the Python that "
+            "it is made with, `/usr/bin/python3` by default."
+        ),
+    )
+    lock: OperatorPath | None = Field(
+        default=None,
+        description=(
+            "Of a managed environment: what it holds, in place of the lock that comes with mtppp "
+            "(`scripts/lock_environment.py` makes one)."
+        ),
+    )
+    wheelhouse: NodePath | None = Field(
+        default=None,
+        description=(
+            "Of a managed environment: the directory on every node that has all its wheels; no "
+            "index is asked then. Without it they come from where the nodes' pip is configured to "
+            "look."
+        ),
     )
     device: Literal["cuda", "cpu"] = Field(
         default="cuda",
@@ -269,6 +299,27 @@ class Runtime(Section):
             "itself, and no secrets: see `secrets`."
         ),
     )
+
+    @field_validator("python")
+    @classmethod
+    def _python_on_the_node(cls, value: str, info: ValidationInfo) -> str:
+        if value:
+            return _node_python(value)
+        if "environment" in info.data and info.data["environment"] is None:
+            raise ValueError("required, unless environment is managed")
+        return MANAGED_WITH
+
+    @model_validator(mode="after")
+    def _lock_of_a_managed_environment(self) -> Self:
+        if self.environment is None:
+            raise_if_any(
+                [
+                    Problem((key,), "belongs to environment: managed; add that or remove this")
+                    for key in ("lock", "wheelhouse")
+                    if getattr(self, key) is not None
+                ]
+            )
+        return self
 
     @field_validator("env", mode="before")
     @classmethod

@@ -8,6 +8,9 @@ from typing import Any
 
 from mtppp.gpus import GPU_TYPES
 
+UNKNOWN_UID = "<uid>"
+"""The user's number on a host that nobody asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
@@ -85,7 +88,7 @@ class HostFacts:
         return cls(
             hostname=f"<hostname of {address}>",
             user="<user>",
-            uid="<uid>",
+            uid=UNKNOWN_UID,
             path="<PATH>",
             python=python,
             python_version="<version>",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mtppp.phases.attest import Attest
 from mtppp.phases.connect import Connect
+from mtppp.phases.environment import MakeEnvironment
 from mtppp.phases.facts import GatherFacts
 from mtppp.phases.find_model import FindModel
 from mtppp.phases.first_tokens import FirstTokens
@@ -19,6 +20,7 @@ LAUNCH: tuple[Phase, ...] = (
     FindModel(),
     Connect(),
     TakeLocks("launch"),
+    MakeEnvironment(),
     GatherFacts(),
     MakePlan(),
     CompareWithRunning(),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from mtppp.cluster import Cluster
 from mtppp.console import Step
 from mtppp.errors import ConfigurationError, MtpppError, RemoteCommandFailed
-from mtppp.hosts.facts import GpuFacts, HostFacts
+from mtppp.hosts.facts import UNKNOWN_UID, GpuFacts, HostFacts
 from mtppp.phases.connect import Connect
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.environment import use_environment
 from mtppp.phases.facts import gather, is_running
 from mtppp.phases.find_model import ReadModel
 from mtppp.phases.make_plan import ReviewPlan
@@ -17,6 +20,7 @@ from mtppp.phases.phase import Phase, WithoutTrace, look_at_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.plan import directories
 from mtppp.plan.plan import Plan
+from mtppp.runtime.runtime import runtime_of
 
 
 class AssumeHosts(WithoutTrace):
@@ -31,7 +35,7 @@ class AssumeHosts(WithoutTrace):
                 f"{cluster.model.id} is on the nodes only",
                 hint="plan with --connect, or name its config.json here in model.config",
             )
-        python = cluster.runtime.python
+        python = runtime_of(cluster).python(UNKNOWN_UID)
         deployment.facts = [
             HostFacts.assumed(
                 node.address,
@@ -50,9 +54,24 @@ class AskHosts(WithoutTrace):
     title = "hosts"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        deployment.facts = gather(deployment)
+        to_be_made = use_environment(deployment)
+        deployment.facts = [
+            _as_it_will_be(deployment.cluster, fact) if node.host in to_be_made else fact
+            for node, fact in zip(deployment.nodes, gather(deployment), strict=True)
+        ]
         deployment.running = is_running(deployment)
         step.note = "the deployment runs" if deployment.running else "the deployment does not run"
+        if to_be_made:
+            step.note += f"; a launch makes the environment on {', '.join(to_be_made)}"
+
+
+def _as_it_will_be(cluster: Cluster, fact: HostFacts) -> HostFacts:
+    """A host whose environment a launch has yet to make, with what the lock says of it."""
+    runtime = runtime_of(cluster)
+    assert runtime.lock is not None
+    held = runtime.lock.versions
+    versions = {"vllm": runtime.lock.vllm, "ray": held.get("ray"), "torch": held.get("torch")}
+    return replace(fact, python=runtime.python(fact.uid), versions=versions)
 
 
 WITHOUT_HOSTS: tuple[Phase, ...] = (ReadModel(), AssumeHosts(), ReviewPlan())

@@ -28,6 +28,16 @@ def ray_directory(uid: int | str, deployment: str, node: int) -> str:
     return f"{root(uid)}/r/{digest[:8]}"
 
 
+def environments(uid: int | str) -> str:
+    """The environments that mtppp made, for all deployments of a user."""
+    return f"{root(uid)}/envs"
+
+
+def environment(uid: int | str, lock: str) -> str:
+    """One of them, named by the digest of its lock."""
+    return f"{environments(uid)}/{lock}"
+
+
 def plugins_directory(uid: int | str, bundle: str) -> str:
     """The plugins' directory; its name is the hash of its contents, so it is never changed."""
     return f"{root(uid)}/plugins/{bundle}"

@@ -26,6 +26,7 @@ from mtppp.phases.phase import run_phases
 from mtppp.phases.preview import AskHosts, AssumeHosts, ReadModel
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.phases.stop import stop_node
+from mtppp.runtime.lock import bundled_lock
 
 MODEL = Path(__file__).resolve().parents[3] / "cluster_configs" / "models" / "demo-glm4-moe"
 
@@ -101,6 +102,13 @@ def test_it_is_readable_without_colour_and_within_80_columns(write: Callable[...
     assert long == []
     assert all(line == line.rstrip() for line in lines)
     assert any(line.startswith("refused: ") for line in lines)
+
+
+def test_a_managed_environment_is_where_its_lock_says(write: Callable[..., Path]) -> None:
+    shown = plan(write(runtime={"vllm": "0.32.0", "environment": "managed"}), "--json")
+    assert shown.exit_code == 0
+    python = json.loads(shown.stdout)["plan"]["server"]["argv"][0]
+    assert python == f"/var/tmp/mtppp-<uid>/envs/{bundled_lock('0.32.0', 'cuda').digest}/bin/python"
 
 
 def test_a_refused_plan_is_shown_with_its_refusal(write: Callable[..., Path]) -> None:

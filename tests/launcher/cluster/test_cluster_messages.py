@@ -49,7 +49,10 @@ UNKNOWN_KEYS = [
     (
         {"runtime": RUNTIME % "image: x"},
         (),
-        ["4: runtime.image: unknown key; there are vllm, python, device, env"],
+        [
+            "4: runtime.image: unknown key; there are vllm, environment, python, lock, wheelhouse, "
+            "device, env"
+        ],
     ),
     (
         {},
@@ -247,6 +250,25 @@ VALUES = [
         {"runtime": 'runtime: {vllm: "0.32.0", python: /opt/vllm/}'},
         (),
         [f'4: runtime.python: {PYTHON}the text "/opt/vllm/"'],
+    ),
+    (
+        {"runtime": 'runtime: {vllm: "0.32.0"}'},
+        (),
+        ["4: runtime.python: required, unless environment is managed"],
+    ),
+    (
+        {"runtime": RUNTIME % "wheelhouse: /srv/wheels"},
+        (),
+        [
+            "4: runtime.wheelhouse: belongs to environment: managed; add that or remove this",
+        ],
+    ),
+    (
+        {"runtime": 'runtime: {vllm: "0.32.0", environment: managed, wheelhouse: wheels}'},
+        (),
+        [
+            '4: runtime.wheelhouse: must be an absolute path on the nodes; is the text "wheels"',
+        ],
     ),
     (
         {"runtime": RUNTIME % "device: gpu"},

@@ -89,6 +89,14 @@ def test_the_environment_that_a_block_makes(tmp_path: Path) -> None:
     assert env["VLLM_PP_LAYER_PARTITION"] == ",".join(map(str, spec.layer_partition))
 
 
+def test_nobody_makes_an_environment_without_mtppp(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    text = CLUSTER.format(model=MODEL, nodes=TWO, tensor=2, pipeline=2)
+    file.write_text(text.replace("python: /opt/vllm/bin/python", "environment: managed"))
+    with pytest.raises(ConfigurationError, match=r"runtime\.environment is managed"):
+        CliRunner().invoke(export, [str(file)], catch_exceptions=False, standalone_mode=False)
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
     head = exported(tmp_path).partition("# ----")[0]
     for piece in ("nobody compares", "Nothing has asked whether the tokens", "--plugins DIR"):

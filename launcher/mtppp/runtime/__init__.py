@@ -1,0 +1,1 @@
+"""How vLLM is had on a node."""
