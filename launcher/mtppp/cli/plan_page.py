@@ -92,9 +92,12 @@ def page(review: Review) -> str:
         *_list("Cut", review.cut.why),
         *_memory(review),
         *_list("Patches", words.patch_lines(review)),
+        *_list("Set where the file says nothing", words.default_lines(review)),
+        *_list("Left alone", words.withheld_lines(review)),
         *_environment(review),
         *_commands(review),
         *_list("Ports", words.port_lines(plan)),
+        *_list("Time", words.time_lines(review)),
         *_list("Not known", review.unknowns),
     ]
     return (

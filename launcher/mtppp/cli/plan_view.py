@@ -49,6 +49,7 @@ class _View:
         yield from self._environment()
         yield from self._commands()
         yield from self._section("Ports", words.port_lines(plan))
+        yield from self._section("Time", words.time_lines(review))
         yield from self._section("Not known", review.unknowns)
         for warning in review.warnings:
             yield from self._finding("warning", "yellow", warning.message, warning.way_out)

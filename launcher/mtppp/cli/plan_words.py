@@ -309,6 +309,38 @@ def default_lines(review: Review) -> Iterator[str]:
         yield f"--{setting.name} {setting.value}: {setting.reason}"
 
 
+def time_lines(review: Review) -> Iterator[str]:
+    """What can be said of how long a launch takes, and what cannot."""
+    times, plan = review.times, review.plan
+    if times.reads:
+        by_size: dict[str, list[str]] = {}
+        for node, number in zip(plan.nodes, times.reads, strict=True):
+            by_size.setdefault(size(number), []).append(node.host)
+        read = "; ".join(f"{each} on {_hosts(hosts)}" for each, hosts in by_size.items())
+        yield (
+            f"weights to read: {read}. About {duration(times.from_disk)} from a disk of 3 GB/s, "
+            f"{duration(times.over_network)} over a network of 10 Gb/s: assumed, not measured; "
+            "what a node has read lately is in its memory"
+        )
+    yield (
+        f"given up: after {times.placement_timeout:g} s when not all nodes have joined Ray, and "
+        f"after {times.stall_timeout:g} s without a new line in the server's log"
+    )
+    yield (
+        "not calculated: compilation, CUDA graphs, tokens per second; a launch says how long each "
+        "step took"
+    )
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts) if len(hosts) <= 4 else f"each of {len(hosts)} nodes"
+
+
+def duration(seconds: float) -> str:
+    """ "40 s", "3 min"."""
+    return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def withheld_lines(review: Review) -> Iterator[str]:
     """What is often recommended and not set, with the reason."""
     for withheld in review.defaults.withheld:

@@ -12,6 +12,7 @@ from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
 from mtppp.model.facts import ModelFacts
+from mtppp.phases.environment_maker import EnvironmentMaker
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
 from mtppp.plan.review import Review
@@ -29,6 +30,7 @@ class Deployment:
         config, model: the model's configuration and what it says; None until it was found.
         facts: of the hosts, in the same order; empty until they were asked.
         reviewed: the Plan and what is to be said of it; None until it was made.
+        makers: of managed environments, in the order of the nodes; empty where there are none.
         running: whether processes of this deployment were found on a node.
         restart: whether what runs and is not as planned may be stopped.
         finished: whether the steps that follow have nothing to do.
@@ -42,6 +44,7 @@ class Deployment:
     model: ModelFacts | None = None
     facts: list[HostFacts] = field(default_factory=list)
     reviewed: Review | None = None
+    makers: list[EnvironmentMaker] = field(default_factory=list)
     running: bool = False
     restart: bool = False
     finished: bool = False

@@ -397,9 +397,7 @@ def _stage(
     is_last: bool,
 ) -> StageMemory:
     ranks = serving.ranks
-    parts = [
-        Part(f"{len(layers)} layers", sum(layer_bytes(facts, layer, ranks) for layer in layers))
-    ]
+    parts = [Part(_counted(len(layers)), sum(layer_bytes(facts, layer, ranks) for layer in layers))]
     if is_first or (is_last and facts.tied):
         parts.append(Part("embedding", rank_bytes(facts, stack.embedding, ranks)))
     if is_last:
@@ -444,6 +442,10 @@ def _stage(
             lengthless=per_token + row == 0,
         ),
     )
+
+
+def _counted(layers: int) -> str:
+    return f"{layers} layer{'s' * (layers != 1)}"
 
 
 def _replicated(facts: ModelFacts, layers: Sequence[Layer], ranks: Ranks) -> tuple[Part, ...]:

@@ -25,6 +25,11 @@ def report(review: Review) -> dict[str, Any]:
         "evidence": {what: asdict(proof) for what, proof in review.admission.proofs.items()},
         "refusals": [asdict(refusal) for refusal in review.refusals],
         "defaults": asdict(review.defaults),
+        "times": {
+            **asdict(review.times),
+            "from_disk": review.times.from_disk,
+            "over_network": review.times.over_network,
+        },
         "warnings": [asdict(warning) for warning in review.warnings],
         "unknowns": list(review.unknowns),
     }

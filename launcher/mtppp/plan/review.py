@@ -13,13 +13,14 @@ from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan.admission import Admission, consider, refuse
-from mtppp.plan.build import build_plan, engine_spec, serving
+from mtppp.plan.build import PLACEMENT_TIMEOUT, build_plan, engine_spec, serving
 from mtppp.plan.checks import gpu_refusals, model_refusals
 from mtppp.plan.cut import ANY_SIZE, MEMORY, Cut, choose_cut, stage_gpus
 from mtppp.plan.defaults import Defaults, choose_defaults, with_defaults
 from mtppp.plan.layout import assign_ranks
 from mtppp.plan.memory import Gpu, MemoryReport, Serving, memory_report
 from mtppp.plan.plan import Plan, Rank
+from mtppp.plan.times import Times, node_reads
 from mtppp_patches.support import Refusal
 
 
@@ -47,6 +48,7 @@ class Review:
             known, only what a stage takes means anything, not what is left.
         refusals: why it must not be launched, overridden ones left out.
         defaults: what is set where the file says nothing, and what is not; with the reasons.
+        times: what bounds the time that a launch takes.
         warnings: what else to know.
         unknowns: what could not be established, one sentence each.
     """
@@ -61,6 +63,7 @@ class Review:
     memory: MemoryReport | None
     refusals: tuple[Refusal, ...]
     defaults: Defaults
+    times: Times
     warnings: tuple[Warn, ...]
     unknowns: tuple[str, ...]
 
@@ -142,6 +145,11 @@ def review(
         memory=memory,
         refusals=tuple(refusal for refusal in refusals if refusal not in in_spite),
         defaults=defaults,
+        times=Times(
+            reads=node_reads(model, plan.stages, len(plan.nodes)),
+            placement_timeout=PLACEMENT_TIMEOUT,
+            stall_timeout=cluster.serve.stall_timeout,
+        ),
         warnings=(
             *_warnings(cluster, model, admission, ranks, served),
             *(Warn(warning) for warning in defaults.warnings),

@@ -197,6 +197,8 @@ def test_the_page_escapes_everything_and_takes_nothing_from_elsewhere(
     assert page.tags.count("rect") == 79 + 2 + 2 * 4
     assert "&lt;script&gt;alert(1)" in text
     assert "prefers-color-scheme: dark" in text
+    for section in ("Set where the file says nothing", "Left alone", "Time"):
+        assert f"<h2>{section}</h2>" in text
 
 
 def test_a_page_that_cannot_be_written_is_said(write: Callable[..., Path], tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from mtppp.phases.environment import MakeEnvironment, use_environment
 from mtppp.runtime.lock import parse_lock
 from mtppp.runtime.runtime import runtime_of
 
+# Each makes a virtual environment or two, seconds of work on an idle machine.
+pytestmark = pytest.mark.timeout(400)
+
 ROOT = Path(f"/var/tmp/mtppp-{os.getuid()}")
 
 
@@ -187,10 +190,17 @@ def test_an_interrupted_launch_ends_what_it_started(
     managed: Callable[..., Deployment], wheelhouse: Path, step: Step, run_directory: str
 ) -> None:
     deployment = managed(small(wheelhouse), "ab")
+    phase = MakeEnvironment()
     with pytest.raises(KeyboardInterrupt):
-        MakeEnvironment().run(deployment, Interrupted(step._console, "environment"))
-    for index, node in enumerate(deployment.nodes):
-        directory = f"{run_directory[:-1]}{index}/environment"
+        phase.run(deployment, Interrupted(step._console, "environment"))
+    directories = [f"{run_directory[:-1]}{index}/environment" for index in (0, 1)]
+    running = [
+        node.processes(directory)["marked"]
+        for node, directory in zip(deployment.nodes, directories, strict=True)
+    ]
+    assert all(running)
+    phase.clean_up(deployment)
+    for node, directory in zip(deployment.nodes, directories, strict=True):
         assert node.processes(directory)["marked"] == []
     assert environment_of(deployment).name not in remains(deployment)
 

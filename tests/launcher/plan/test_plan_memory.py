@@ -234,7 +234,7 @@ def test_a_tied_embedding_is_on_both_ends() -> None:
     first, last = report((3, 1), Serving(tensor=1, drafts=1), facts).stages
     assert "embedding" in [part.name for part in first.parts]
     assert [part.name for part in last.parts] == [
-        "1 layers",
+        "1 layer",
         "embedding",
         "final norm",
         "MTP layers",
