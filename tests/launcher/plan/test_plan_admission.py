@@ -35,12 +35,23 @@ def test_what_is_proven_goes_ahead(decide: Callable[..., Admission], family: str
     assert decide(family).evidence.startswith("evidence decode: engine")
 
 
-def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(decide: Callable[..., Admission]) -> None:
-    parallel = {"tensor": 2, "pipeline": 2}
-    nodes = [{"host": h, "address": f"10.0.0.{i}", "gpus": 2} for i, h in enumerate("ab", 1)]
-    assert decide(GLM, parallel=parallel, nodes=nodes).evidence == (
-        "evidence decode: engine, stage_boundary: class, index_share: class"
+@pytest.mark.parametrize(
+    ("release", "shown"),
+    [
+        ("0.29.0", "drafter_weights: class, stage_boundary: class, index_share: class"),
+        ("0.32.0", "stage_boundary: class, index_share: class"),
+    ],
+)
+def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(
+    decide: Callable[..., Admission], release: str, shown: str
+) -> None:
+    admission = decide(
+        GLM,
+        runtime={"vllm": release, "python": "/opt/vllm/bin/python"},
+        parallel={"tensor": 2, "pipeline": 2},
+        nodes=[{"host": h, "address": f"10.0.0.{i}", "gpus": 2} for i, h in enumerate("ab", 1)],
     )
+    assert admission.evidence == f"evidence decode: engine, {shown}"
 
 
 @pytest.mark.parametrize(
