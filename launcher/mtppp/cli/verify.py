@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from mtppp.cli import verify_options as options
+from mtppp.cli.deployments import connectable, resolve
 from mtppp.console import Console
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, MtpppError
+from mtppp.phases.status import ask
 from mtppp.verify.run import Settings
+from mtppp.verify.servers import Server
 from mtppp.verify.session import verify
 from mtppp.verify.tiers import TIERS
 
 
 @click.command(name="verify")
+@click.argument("deployment", metavar="[FILE|NAME]", required=False)
 @options.server_options("candidate", "The server in question.")
 @options.server_options("baseline", "One that is right: the same weights, TP only, no drafts.")
 @options.tier_option
@@ -27,6 +33,7 @@ from mtppp.verify.tiers import TIERS
 @options.output_option("Where to write; a run that was interrupted goes on there.")
 @options.json_option
 def command(
+    deployment: str | None,
     candidate_url: str,
     candidate_model: str,
     baseline_url: str,
@@ -39,29 +46,68 @@ def command(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Decide whether one server gives the same model as another.
+    """Decide whether a server gives the same model as another.
 
-    Asks both the same, has the baseline score each token that the candidate emits, and says PASS,
+    The candidate is a deployment (by default that of ./cluster.yaml) or any server by its URL. Asks
+    both the same, has the baseline score each token that the candidate emits, and says PASS,
     FAIL or INCONCLUSIVE with what it rests on. Without a baseline the candidate scores itself,
     which sees less. Keys are read from MTPPP_CANDIDATE_KEY and MTPPP_BASELINE_KEY.
 
     Exit status: 0 PASS, 1 FAIL, 2 invalid usage, 3 INCONCLUSIVE.
     """
-    if not candidate_url:
-        raise ConfigurationError("nothing to verify", hint="give --candidate-url")
+    if candidate_url and deployment:
+        raise ConfigurationError(
+            f"{deployment} and --candidate-url both name the candidate", hint="give one of them"
+        )
     console = Console()
+    about: dict[str, dict[str, Any]] = {}
+    if candidate_url:
+        candidate = options.server("candidate", candidate_url, candidate_model)
+    else:
+        candidate, about["candidate"] = _deployed(deployment)
     with console.step("verify") as step:
         outcome = verify(
             output or options.new_directory(),
             Settings(TIERS[tier], concurrency, timeout, same_model),
             options.prompts_of(prompt_file, TIERS[tier]),
-            candidate=options.server("candidate", candidate_url, candidate_model),
+            candidate=candidate,
             baseline=options.server("baseline", baseline_url, baseline_model)
             if baseline_url
             else None,
-            about={},
+            about=about,
             progress=step.progress,
         )
         step.note = outcome.verdict.outcome
     options.show(outcome, as_json=as_json)
     sys.exit(outcome.verdict.exit_status)
+
+
+def _deployed(argument: str | None) -> tuple[Server, dict[str, Any]]:
+    """The server of a deployment that runs, and what its ranks attest.
+
+    Raises:
+        MtpppError: it does not serve.
+    """
+    target = connectable(resolve(argument))
+    try:
+        status = ask(target)
+    finally:
+        target.close()
+    if status.state != "serving":
+        raise MtpppError(
+            f"{status.name} is {status.state}: {status.explanation}",
+            hint=f"launch it first: mtppp launch {target.file}",
+        )
+    key = os.environ.get("VLLM_API_KEY", "") if "VLLM_API_KEY" in target.cluster.secrets else ""
+    parallel, speculative = target.cluster.parallel, target.cluster.speculative
+    about = {
+        "TP": parallel.tensor,
+        "PP": parallel.pipeline,
+        "drafts": speculative.tokens if speculative else 0,
+        "evidence": status.evidence,
+        "patches": " ".join(sorted({name for rank in status.ranks for name in rank["patches"]})),
+    }
+    if status.at_own_risk:
+        about["at own risk"] = " ".join(status.at_own_risk)
+    server = Server("candidate", status.endpoint, target.cluster.model.served_name, key)
+    return server, about

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from replay import Recorded, Replay
 
 from mtppp.cli.answers import command as answers
 from mtppp.cli.verify import command as verify
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.verify.prompts import own_set
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
@@ -167,6 +169,23 @@ def test_exported_ids_must_be_those_of_the_baselines_tokenizer(
     assert "another tokenizer" in done.output
 
 
-def test_nothing_to_verify_is_said(tmp_path: Path) -> None:
-    done = CliRunner().invoke(verify, ["--baseline-url", "http://127.0.0.1:1"])
+def test_a_candidate_is_named_once(tmp_path: Path) -> None:
+    done = CliRunner().invoke(verify, ["cluster.yaml", "--candidate-url", "http://127.0.0.1:1"])
     assert isinstance(done.exception, ConfigurationError)
+    assert "both name the candidate" in done.exception.message
+
+
+def test_a_deployment_that_does_not_run_is_not_verified(tmp_path: Path) -> None:
+    file = tmp_path / "absent.yaml"
+    nodes = [{"host": "here", "address": "127.0.1.9", "transport": "local", "gpus": 1}]
+    content = {
+        "name": "absent-for-verify",
+        "model": {"id": "/models/demo"},
+        "nodes": nodes,
+        "runtime": {"vllm": "0.32.0", "python": sys.executable},
+    }
+    file.write_text(yaml.safe_dump(content))
+    done = CliRunner().invoke(verify, [str(file)])
+    assert isinstance(done.exception, MtpppError)
+    assert "absent-for-verify is stopped" in done.exception.message
+    assert "mtppp launch" in done.exception.hint
