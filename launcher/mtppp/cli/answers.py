@@ -12,7 +12,7 @@ from mtppp.console import Console
 from mtppp.errors import ConfigurationError
 from mtppp.verify import session
 from mtppp.verify.run import Settings
-from mtppp.verify.tiers import TIERS
+from mtppp.verify.tiers import SMOKE, TIERS
 
 
 @click.group(name="answers")
@@ -34,7 +34,7 @@ def command() -> None:
 def export(
     candidate_url: str,
     candidate_model: str,
-    tier: str,
+    tier: str | None,
     prompt_file: Path | None,
     concurrency: int,
     timeout: float,
@@ -43,12 +43,13 @@ def export(
     """Keep a candidate's answers, to be scored later."""
     if not candidate_url:
         raise ConfigurationError("nothing to ask", hint="give --candidate-url")
+    chosen = TIERS[tier or SMOKE]
     console = Console()
     with console.step("export") as step:
         count = session.export(
             output,
-            Settings(TIERS[tier], concurrency, timeout),
-            options.prompts_of(prompt_file, TIERS[tier]),
+            Settings(chosen, concurrency, timeout),
+            options.prompts_of(prompt_file, chosen),
             candidate=options.server("candidate", candidate_url, candidate_model),
             about={},
             progress=step.progress,
@@ -82,7 +83,7 @@ def score(
     """
     if not baseline_url:
         raise ConfigurationError("nobody to judge", hint="give --baseline-url")
-    tier = session.exported_tier(directory)
+    tier = session.recorded_tier(directory)
     with Console().step("score") as step:
         outcome = session.score(
             directory,

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("mtppp.cli.plan", "Show all that a launch would do, and do nothing."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
     "verify": ("mtppp.cli.verify", "Decide whether a server still gives the same model."),
+    "baseline": ("mtppp.cli.baseline", "Keep a baseline, to verify by it when it is gone."),
     "answers": ("mtppp.cli.answers", "Verify in two steps, at two places."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,21 @@ from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.status import ask
 from mtppp.verify.run import Settings
 from mtppp.verify.servers import Server
-from mtppp.verify.session import verify
-from mtppp.verify.tiers import TIERS
+from mtppp.verify.session import recorded_tier, verify, verify_by_stored
+from mtppp.verify.tiers import SMOKE, TIERS
 
 
 @click.command(name="verify")
 @click.argument("deployment", metavar="[FILE|NAME]", required=False)
 @options.server_options("candidate", "The server in question.")
 @options.server_options("baseline", "One that is right: the same weights, TP only, no drafts.")
+@click.option(
+    "--baseline",
+    "stored",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="One that `mtppp baseline record` has kept, in place of a server.",
+)
 @options.tier_option
 @options.prompts_option
 @options.asking_options
@@ -38,7 +46,8 @@ def command(
     candidate_model: str,
     baseline_url: str,
     baseline_model: str,
-    tier: str,
+    stored: Path | None,
+    tier: str | None,
     prompt_file: Path | None,
     concurrency: int,
     timeout: float,
@@ -59,6 +68,15 @@ def command(
         raise ConfigurationError(
             f"{deployment} and --candidate-url both name the candidate", hint="give one of them"
         )
+    if stored and baseline_url:
+        raise ConfigurationError(
+            f"{stored} and --baseline-url both are baselines", hint="give one of them"
+        )
+    chosen = recorded_tier(stored) if stored else TIERS[tier or SMOKE]
+    if tier not in (None, chosen.name):
+        raise ConfigurationError(
+            f"{stored} was recorded for --tier {chosen.name}", hint="leave --tier out"
+        )
     console = Console()
     about: dict[str, dict[str, Any]] = {}
     if candidate_url:
@@ -66,17 +84,20 @@ def command(
     else:
         candidate, about["candidate"] = _deployed(deployment)
     with console.step("verify") as step:
-        outcome = verify(
+        common = partial(
+            verify_by_stored if stored else verify,
             output or options.new_directory(),
-            Settings(TIERS[tier], concurrency, timeout, same_model),
-            options.prompts_of(prompt_file, TIERS[tier]),
+            settings=Settings(chosen, concurrency, timeout, same_model),
+            prompts=options.prompts_of(prompt_file, chosen),
             candidate=candidate,
-            baseline=options.server("baseline", baseline_url, baseline_model)
-            if baseline_url
-            else None,
             about=about,
             progress=step.progress,
         )
+        if stored:
+            outcome = common(stored=stored)
+        else:
+            baseline = options.server("baseline", baseline_url, baseline_model)
+            outcome = common(baseline=baseline if baseline_url else None)
         step.note = outcome.verdict.outcome
     options.show(outcome, as_json=as_json)
     sys.exit(outcome.verdict.exit_status)

@@ -19,7 +19,7 @@ from mtppp.verify.tiers import TIERS, Tier
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 tier_option = click.option(
-    "--tier", type=click.Choice(list(TIERS)), default="smoke", show_default=True, help="How much."
+    "--tier", type=click.Choice(list(TIERS)), help="How much; smoke if nothing else is said."
 )
 prompts_option = click.option(
     "--prompts",

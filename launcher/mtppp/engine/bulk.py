@@ -201,7 +201,17 @@ class BulkClient:
 
     async def score(self, model: str, ids: Sequence[int], first: int) -> Scores:
         """What it thinks of the tokens from position `first` on, each after those before."""
-        body = await self._completion(model, ids, max_tokens=1, temperature=0.0, prompt_logprobs=1)
+        scores, _ = await self.likeliest(model, ids, first, 1)
+        return scores
+
+    async def likeliest(
+        self, model: str, ids: Sequence[int], first: int, count: int
+    ) -> tuple[Scores, list[dict[int, float]]]:
+        """The same, with the log probabilities (nats) of the `count` likeliest tokens at each
+        position, and of the token itself."""
+        body = await self._completion(
+            model, ids, max_tokens=1, temperature=0.0, prompt_logprobs=count
+        )
         positions = body["choices"][0].get("prompt_logprobs")
         if positions is None:
             raise Inconclusive(
@@ -213,7 +223,10 @@ class BulkClient:
         scores = Scores(array("d"), array("l"), array("l"), array("d"))
         for token, position in zip(ids[first:], positions[first:], strict=True):
             self._add_score(scores, token, position)
-        return scores
+        return scores, [
+            {int(token): float(entry["logprob"]) for token, entry in position.items()}
+            for position in positions[first:]
+        ]
 
     def _add_score(self, scores: Scores, token: int, position: Any) -> None:
         try:

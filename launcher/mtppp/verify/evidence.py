@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Mapping
 
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify import measure
+from mtppp.verify.control import Damaged
 from mtppp.verify.measure import SPOTLESS, Judged, Pair
 from mtppp.verify.record import Record
 from mtppp.verify.run import acceptance, affected, controls, mismatches
 from mtppp.verify.statistics import sampled_p
+from mtppp.verify.stored import control_scores, forced_pairs, free_pairs
 from mtppp.verify.tiers import ALPHA, RUINED, TESTS, Tier
 from mtppp.verify.verdict import (
     Control,
@@ -44,6 +47,30 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
         reference=acceptance(record, "baseline"),
         itself=not record.answers.get("null"),
         known=_known(record),
+        reasons=tuple(_reasons(record, same_model=same_model)),
+    )
+
+
+def evidence_by_stored(
+    record: Record, stored: Record, tier: Tier, *, same_model: bool = False
+) -> Evidence:
+    """What a finished record says beside a stored baseline."""
+    above, _ = measure.threshold(stored.scores["null"], list(stored.prompts))
+    pairs = free_pairs(record, stored, above, stored.notes["asked"]["tokens"])
+    damaged = controls(stored)
+    scores = {
+        stage: {name: control_scores(one, stored) for name, one in damaged[stage].items()}
+        for stage in _RATES
+    }
+    return Evidence(
+        tier=tier,
+        pairs=pairs,
+        above=above,
+        control=_control_of(damaged, scores, pairs, above, []),
+        alone=Direction(0, 0),
+        forced=forced_pairs(record, stored, above),
+        drafted=acceptance(record, "candidate"),
+        reference=acceptance(stored, "baseline"),
         reasons=tuple(_reasons(record, same_model=same_model)),
     )
 
@@ -93,22 +120,32 @@ def _nothing() -> Scores:
 
 
 def _control(record: Record, pairs: list[Pair], above: float) -> Control | None:
-    damaged = controls(record)
     if not all(record.scores.get(stage) for stage in _RATES):
         return None
-    hits = {
-        stage: {
-            name: measure.seen(one, record.scores[stage][name], above)
-            for name, one in damaged[stage].items()
-            if name in record.scores[stage]
-        }
-        for stage in _RATES
-    }
-    keys = {d.key for n, d in damaged["control/0.01"].items() if hits["control/0.01"].get(n)}
     ruined = [
         sum(gap > above for gap in scores.gap) >= RUINED
         for scores in record.scores.get("ruin", {}).values()
     ]
+    return _control_of(controls(record), record.scores, pairs, above, ruined)
+
+
+def _control_of(
+    damaged: Mapping[str, Mapping[str, Damaged]],
+    scores: Mapping[str, Mapping[str, Scores]],
+    pairs: list[Pair],
+    above: float,
+    ruined: list[bool],
+) -> Control:
+    hits = {
+        stage: {
+            name: measure.seen(one, scores[stage][name], above)
+            for name, one in damaged[stage].items()
+            if name in scores[stage]
+        }
+        for stage in _RATES
+    }
+    many = "control/0.01"
+    keys = {one.key for name, one in damaged[many].items() if hits[many].get(name)}
     return Control(
         made={_RATES[stage]: len(found) for stage, found in hits.items()},
         seen={_RATES[stage]: sum(found.values()) for stage, found in hits.items()},

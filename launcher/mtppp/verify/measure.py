@@ -18,9 +18,12 @@ _LONGEST_PERIOD = 16
 _REPEATS = 4
 _REPEATED_TOKENS = 24
 
+PARTED = "parted"
+"""An answer left a stored baseline's with an outlier."""
+
 # Flags that mean damage by themselves. A loop alone does not: greedy text may well loop, and the
 # baseline says whether it would have.
-_DAMAGE = frozenset({"empty", "truncated", "overlong", "end within"})
+_DAMAGE = frozenset({"empty", "truncated", "overlong", "end within", PARTED})
 
 
 @dataclass(frozen=True, slots=True)

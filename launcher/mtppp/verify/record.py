@@ -7,10 +7,12 @@ in the order in which they came:
     {"stage": "candidate", "key": "prose-0", "tokens": [...], "finish": "length"}
     {"stage": "score/candidate", "key": "prose-0", "gap": [...], "rank": [...], "best": [...],
      "logprob": [...]}
-    {"stage": "note", "key": "...", ...}
+    {"stage": "likeliest", "key": "prose-0", "positions": [[[7, -0.1], [9, -3.2], ...], ...]}
+    {"stage": "note", "key": "...", "content": {...}}
 
-Stages of answers are candidate, sampled, null and alone; each has one of scores, and so have
-confirm/candidate, confirm/null, control, ruin, self and reverse.
+Stages of answers are candidate, sampled, null, alone and again; the first four have one of scores,
+and so have confirm/candidate, confirm/null, control, ruin, self and reverse. A stored baseline has
+null, again and likeliest.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ class Record:
         prompts: key -> (kind, token ids).
         answers: stage -> key -> answer.
         scores: stage -> key -> scores.
+        likeliest: key -> for each token of the null's answer, the likeliest ones there and their
+            log probabilities, nats.
         notes: key -> whatever was noted.
     """
 
@@ -46,6 +50,7 @@ class Record:
         self.prompts: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.answers: dict[str, dict[str, Answer]] = {}
         self.scores: dict[str, dict[str, Scores]] = {}
+        self.likeliest: dict[str, list[dict[int, float]]] = {}
         self.notes: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -108,6 +113,14 @@ class Record:
             }
         )
 
+    def add_likeliest(self, key: str, positions: list[dict[int, float]]) -> None:
+        self.likeliest[key] = positions
+        kept = [
+            [[token, round(logprob, _DIGITS)] for token, logprob in position.items()]
+            for position in positions
+        ]
+        self._append({"stage": "likeliest", "key": key, "positions": kept})
+
     def note(self, key: str, content: Mapping[str, Any]) -> None:
         """Keep something else that was found out."""
         self.notes[key] = dict(content)
@@ -142,6 +155,8 @@ class Record:
         stage, key = entry["stage"], entry["key"]
         if stage == "prompt":
             self.prompts[key] = (entry["kind"], tuple(entry["ids"]))
+        elif stage == "likeliest":
+            self.likeliest[key] = [dict(position) for position in entry["positions"]]
         elif stage == "note":
             self.notes[key] = entry["content"]
         elif stage.startswith("score/"):

@@ -62,6 +62,12 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
             f"{figures.ruined} of {figures.requests} ruined (the baseline's own:"
             f" {figures.null_ruined}); p = {figures.p_requests:.2g}",
         )
+    if evidence.forced is not None:
+        yield from _wrapped(
+            "forced",
+            f"given the baseline's answers, the candidate objects to {figures.forced_outliers} of"
+            f" {figures.forced_tokens} tokens; p = {figures.p_forced:.2g}",
+        )
     if evidence.known:
         right, asked = evidence.known
         yield from _wrapped("known", f"{right} of {asked} well-known texts gone on with rightly")
@@ -84,11 +90,13 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
 
 
 def _tokens(figures: Figures, evidence: Evidence) -> str:
-    return (
-        f"{figures.outliers} of {figures.tokens} have a gap above {evidence.above:.3g} nat (the"
-        f" baseline's own: {figures.null_outliers} of {figures.null_tokens}; one by one"
-        f" {evidence.alone.outliers} of {evidence.alone.tokens}); p = {figures.p_tokens:.2g}"
-    )
+    found = f"{figures.outliers} of {figures.tokens} have a gap above {evidence.above:.3g} nat"
+    if figures.null_tokens:
+        found += f" (the baseline's own: {figures.null_outliers} of {figures.null_tokens}"
+        if evidence.alone.tokens:
+            found += f"; one by one {evidence.alone.outliers} of {evidence.alone.tokens}"
+        found += ")"
+    return f"{found}; p = {figures.p_tokens:.2g}"
 
 
 def _control(control: Control, figures: Figures) -> str:
@@ -96,9 +104,10 @@ def _control(control: Control, figures: Figures) -> str:
         f"{control.seen[share]} of {made} for {share * 100:g} %"
         for share, made in control.made.items()
     )
+    ruined = f"; requests {control.ruined_seen} of {control.ruined_made}"
     return (
-        f"damaged on purpose and seen: tokens {seen}; requests {control.ruined_seen} of"
-        f" {control.ruined_made}. Sensitivity at least {figures.sensitivity:.0%}"
+        f"damaged on purpose and seen: tokens {seen}{ruined if control.ruined_made else ''}."
+        f" Sensitivity at least {figures.sensitivity:.0%}"
     )
 
 

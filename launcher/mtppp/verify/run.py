@@ -21,6 +21,8 @@ from mtppp.verify.tiers import HARD_GAP, Tier
 
 CONFIRMED_REQUESTS = 64
 DIRECTED_REQUESTS = 64
+LIKELIEST = 8
+"""Tokens that a stored baseline keeps of each position."""
 SHORTEST_PROMPT = 4
 KNOWN_TOKENS = 12
 
@@ -100,6 +102,31 @@ class Asking:
             concurrency=1 if alone else None,
         )
 
+    async def keep_likeliest(self) -> None:
+        """Score the null's answers, and keep what else would have been likely at each token."""
+        record = self._record
+        done = record.scores.setdefault("null", {})
+        answers = {key: a.tokens for key, a in record.answers["null"].items() if a.tokens}
+
+        async def work(key: str) -> tuple[Scores, list[dict[int, float]]]:
+            ids = record.prompts[key][1]
+            whole = [*ids, *answers[key]]
+            return await self.client.likeliest(self.model, whole, len(ids), LIKELIEST)
+
+        def keep(key: str, result: tuple[Scores, list[dict[int, float]]]) -> None:
+            # Scores are written last: what has them is complete.
+            record.add_likeliest(key, result[1])
+            record.add_scores("null", key, result[0])
+
+        await self._each(
+            "baseline: scores",
+            [key for key in answers if key not in done],
+            work,
+            keep,
+            of=len(answers),
+            concurrency=None,
+        )
+
     async def _each(
         self,
         what: str,
@@ -161,18 +188,8 @@ async def _run(
     async with AsyncExitStack() as stack:
         asking: dict[str, Asking] = {}
         for server in filter(None, (candidate, baseline)):
-            client = await stack.enter_async_context(
-                BulkClient(
-                    server.url,
-                    role=server.role,
-                    key=server.key,
-                    timeout=settings.timeout,
-                    concurrency=settings.concurrency,
-                )
-            )
-            identity = await survey(client, server, about.get(server.role, {}))
-            record.note(f"identity/{server.role}", identity.to_dict())
-            asking[server.role] = Asking(client, identity.model, record, progress)
+            client = await stack.enter_async_context(_client(server, settings))
+            asking[server.role] = await _introduced(client, server, record, about, progress)
         ours, theirs = asking.get("candidate"), asking.get("baseline")
         if not settings.same_model and mismatches(record):
             return
@@ -193,6 +210,101 @@ async def _run(
         if not theirs:
             await _known_answers(record, scorer)
         await _context(record, scorer)
+
+
+def record_baseline(
+    record: Record,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    *,
+    baseline: Server,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> None:
+    """Have a baseline answer twice and score its answers, to judge others later without it.
+
+    Raises:
+        as `run`.
+    """
+
+    async def ask() -> None:
+        async with _client(baseline, settings) as client:
+            theirs = await _introduced(client, baseline, record, about, progress)
+            tokens = await _prepare(record, settings.tier, prompts, None, theirs)
+            record.note("asked", {"tokens": tokens})
+            keys = list(record.prompts)
+            before = await client.acceptance()
+            await theirs.answer("null", keys, tokens)
+            _keep_acceptance(record, "baseline", before, await client.acceptance())
+            # Once more in another order and with fewer at a time, so that steps are shared anew.
+            fewer = max(1, settings.concurrency // 2)
+            await theirs.answer("again", keys[::-1], tokens, concurrency=fewer)
+            await theirs.keep_likeliest()
+
+    asyncio.run(ask())
+
+
+def run_stored(
+    record: Record,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    stored: Record,
+    *,
+    candidate: Server,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> None:
+    """Ask a candidate what a stored baseline was asked, and have it score the stored answers.
+
+    Raises:
+        as `run`.
+    """
+
+    async def ask() -> None:
+        async with _client(candidate, settings) as client:
+            ours = await _introduced(client, candidate, record, about, progress)
+            if not settings.same_model and mismatches(record):
+                return
+            for key, (kind, ids) in stored.prompts.items():
+                if key not in record.prompts:
+                    record.add_prompt(key, kind, ids)
+            # The ids are the baseline's; the candidate's tokenizer is compared with them.
+            await _prepare(record, settings.tier, prompts, ours, None)
+            if record.notes["tokenizer"]["differs"]:
+                return
+            tokens = stored.notes["asked"]["tokens"]
+            await _candidate(record, settings.tier, ours, tokens, sampled=False)
+            answers = {
+                key: (key, answer.tokens)
+                for key, answer in stored.answers["null"].items()
+                if answer.tokens
+            }
+            await ours.score("reverse", answers)
+
+    asyncio.run(ask())
+
+
+def _client(server: Server, settings: Settings) -> BulkClient:
+    return BulkClient(
+        server.url,
+        role=server.role,
+        key=server.key,
+        timeout=settings.timeout,
+        concurrency=settings.concurrency,
+    )
+
+
+async def _introduced(
+    client: BulkClient,
+    server: Server,
+    record: Record,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> Asking:
+    """A server that has said what it is."""
+    identity = await survey(client, server, about.get(server.role, {}))
+    record.note(f"identity/{server.role}", identity.to_dict())
+    return Asking(client, identity.model, record, progress)
 
 
 def mismatches(record: Record) -> list[str]:
@@ -254,9 +366,9 @@ async def _prepare(
         ids, theirs = both
         made[prompt.key] = ids[: min(prompt.length or room, room)]
         if prompt.key in record.prompts:
-            # An export's ids, made by the candidate's tokenizer; they may have been cut shorter.
+            # Made by the other's tokenizer before, and cut as its context allowed.
             theirs = record.prompts[prompt.key][1]
-            ids = made[prompt.key][: len(theirs)]
+            ids = ids[: len(theirs)]
         if theirs is not None:
             compared += 1
             if theirs != ids:
@@ -274,12 +386,15 @@ async def _prepare(
     return tokens
 
 
-async def _candidate(record: Record, tier: Tier, ours: Asking, tokens: int) -> None:
+async def _candidate(
+    record: Record, tier: Tier, ours: Asking, tokens: int, *, sampled: bool = True
+) -> None:
     keys = list(record.prompts)
     before = await ours.client.acceptance()
     await ours.answer("candidate", keys, tokens)
     _keep_acceptance(record, "candidate", before, await ours.client.acceptance())
-    await ours.answer("sampled", keys[: tier.sampled], tokens, temperature=1.0)
+    if sampled:
+        await ours.answer("sampled", keys[: tier.sampled], tokens, temperature=1.0)
     record.note("asked", {"tokens": tokens})
 
 

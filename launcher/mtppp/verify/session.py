@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from mtppp.errors import ConfigurationError, Inconclusive
-from mtppp.verify.evidence import evidence_of
+from mtppp.verify import measure, run
+from mtppp.verify import stored as stored_baseline
+from mtppp.verify.evidence import evidence_by_stored, evidence_of
 from mtppp.verify.prompts import Prompt, coverage, fingerprint
 from mtppp.verify.record import SCHEMA, Record
 from mtppp.verify.report import report
 from mtppp.verify.result import result, write
-from mtppp.verify.run import Progress, Settings, run
+from mtppp.verify.run import Progress, Settings
 from mtppp.verify.servers import Server
-from mtppp.verify.tiers import TIERS, Tier
+from mtppp.verify.tiers import HARD_GAP, TIERS, Tier
 from mtppp.verify.verdict import Direction, Evidence, Verdict, judge
+
+STORED = "baseline"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ def verify(
     described = manifest(settings, prompts, **servers)
     record = Record.open(directory, described)
     asking = partial(
-        run,
+        run.run,
         record,
         settings,
         prompts,
@@ -96,7 +100,7 @@ def export(
     """
     described = manifest(settings, prompts, candidate=candidate.url)
     record = Record.open(directory, described)
-    run(
+    run.run(
         record,
         settings,
         prompts,
@@ -127,12 +131,9 @@ def score(
         ConfigurationError: there is no export, or it is of other prompts.
     """
     record, described = Record.read(exported)
-    if described["prompts_sha256"] != fingerprint(prompts):
-        raise ConfigurationError(
-            f"{exported} answers other prompts", hint="give the same --prompts as to the export"
-        )
+    _same_prompts(exported, described, prompts)
     asking = partial(
-        run,
+        run.run,
         record,
         settings,
         prompts,
@@ -145,9 +146,95 @@ def score(
     return _concluded(asking, record, settings, described)
 
 
-def exported_tier(exported: Path) -> Tier:
-    """The tier of an export."""
-    return TIERS[Record.read(exported)[1]["tier"]]
+def record_baseline(
+    directory: Path,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    *,
+    baseline: Server,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> str:
+    """Keep what a baseline answers, for `verify_by_stored`; what it holds, in a few words.
+
+    Raises:
+        ConfigurationError: the server cannot be asked as the arguments say.
+        Inconclusive: it did not answer as it should, or disagrees with itself.
+    """
+    described = manifest(settings, prompts, kind=STORED, baseline=baseline.url)
+    record = Record.open(directory, described)
+    run.record_baseline(
+        record, settings, prompts, baseline=baseline, about=about, progress=progress
+    )
+    gaps = [gap for scores in record.scores["null"].values() for gap in scores.gap]
+    outliers = sum(gap > HARD_GAP for gap in gaps)
+    if outliers > max(2, 10 * settings.tier.token_margin * len(gaps)):
+        raise Inconclusive(
+            f"{outliers} of the {len(gaps)} tokens that it emits are none that it would emit when"
+            " scored: this is no baseline",
+            hint="restart it without speculative decoding, or take another server",
+        )
+    null = measure.quantiles(gaps)
+    date = datetime.now(UTC).date().isoformat()
+    record.note("null", {"tokens": len(gaps), "outliers": outliers, "date": date, **null})
+    return f"{len(record.answers['null'])} answers, {len(gaps)} tokens, {outliers} outliers"
+
+
+def verify_by_stored(
+    directory: Path,
+    stored: Path,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    *,
+    candidate: Server,
+    about: Mapping[str, dict[str, Any]],
+    progress: Progress,
+) -> Outcome:
+    """Compare a server with a baseline that was recorded.
+
+    Args:
+        prompts: those that the baseline was recorded with.
+
+    Raises:
+        ConfigurationError: `stored` is no complete baseline, or of other prompts.
+    """
+    baseline, of = Record.read(stored)
+    if of.get("kind") != STORED or "null" not in baseline.notes:
+        raise ConfigurationError(
+            f"{stored} is no complete baseline",
+            hint=f"record it: mtppp baseline record --baseline-url URL -o {stored}",
+        )
+    _same_prompts(stored, of, prompts)
+    digest = stored_baseline.digest(stored)
+    described = manifest(settings, prompts, candidate=candidate.url, stored_baseline=digest)
+    record = Record.open(directory, described)
+    identity = baseline.notes["identity/baseline"]
+    about_baseline = {**identity["about"], "recorded": baseline.notes["null"]["date"]}
+    record.note("identity/baseline", {**identity, "about": about_baseline})
+    asking = partial(
+        run.run_stored,
+        record,
+        settings,
+        prompts,
+        baseline,
+        candidate=candidate,
+        about=about,
+        progress=progress,
+    )
+    return _concluded(asking, record, settings, described, stored=baseline)
+
+
+def _same_prompts(directory: Path, of: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
+    if of["prompts_sha256"] != fingerprint(prompts):
+        raise ConfigurationError(
+            f"{directory} has answers to other prompts",
+            hint="give the same --prompts as when it was made",
+        )
+
+
+def recorded_tier(directory: Path) -> Tier:
+    """The tier of an export or of a stored baseline."""
+    return TIERS[Record.read(directory)[1]["tier"]]
 
 
 def _concluded(
@@ -155,6 +242,8 @@ def _concluded(
     record: Record,
     settings: Settings,
     described: Mapping[str, Any],
+    *,
+    stored: Record | None = None,
 ) -> Outcome:
     started = time.monotonic()
     interrupted: Inconclusive | None = None
@@ -163,7 +252,12 @@ def _concluded(
     except Inconclusive as error:
         interrupted = error
     return conclude(
-        record, settings, described, seconds=time.monotonic() - started, interrupted=interrupted
+        record,
+        settings,
+        described,
+        seconds=time.monotonic() - started,
+        interrupted=interrupted,
+        stored=stored,
     )
 
 
@@ -174,14 +268,21 @@ def conclude(
     *,
     seconds: float,
     interrupted: Inconclusive | None,
+    stored: Record | None = None,
 ) -> Outcome:
     """Judge a record and write what comes of it.
 
     Args:
+        stored: the baseline, if it is one that was recorded.
         interrupted: why the record is not complete; then nothing but that is concluded.
     """
     if interrupted is None:
-        evidence = evidence_of(record, settings.tier, same_model=settings.same_model)
+        same_model = settings.same_model
+        evidence = (
+            evidence_by_stored(record, stored, settings.tier, same_model=same_model)
+            if stored
+            else evidence_of(record, settings.tier, same_model=same_model)
+        )
         verdict = judge(evidence)
     else:
         evidence = Evidence(

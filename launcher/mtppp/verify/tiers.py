@@ -56,3 +56,5 @@ TIERS: Mapping[str, Tier] = {
         Tier("soak", 2048, 512, 400, 32, token_margin=0.0005, request_margin=0.005),
     )
 }
+
+SMOKE = "smoke"

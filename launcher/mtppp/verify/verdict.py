@@ -35,6 +35,11 @@ BLIND = (
 HOPELESS = 0.1
 """Acceptance of first drafts below which a drafter is called broken without anything to compare."""
 
+PARTLY = (
+    "by a stored baseline: answers are judged as far as they are the same as its own, and at the"
+    " first token that is not"
+)
+
 _BAD, _FINE = 0.5, 0.1  # shares of the main direction's outliers
 
 
@@ -103,6 +108,8 @@ class Evidence:
         drafted, reference: counters of speculative decoding of the candidate and of the baseline
             over these requests; None when not known.
         itself: the candidate scored its own answers, for want of a baseline.
+        forced: of a stored baseline's answers, what the candidate thinks of each token against what
+            the baseline does; `pairs` then reach as far as the candidate's answers are the same.
         known: texts that any model knows, gone on with as expected, and asked.
     """
 
@@ -118,6 +125,7 @@ class Evidence:
     reasons: Sequence[str] = ()
     advice: str = "compare two servers of the same model, then run again"
     itself: bool = False
+    forced: Sequence[Pair] | None = None
     known: tuple[int, int] | None = None
 
 
@@ -126,7 +134,8 @@ class Figures:
     """The numbers of a verdict; rates are per token or per request.
 
     Attributes:
-        p_tokens, p_requests, p_sampled: of the three tests.
+        p_tokens, p_requests, p_sampled: of the three tests; p_forced takes the place of the last
+            where the baseline is a stored one.
         token_bound, request_bound: shares of damage that the run excludes.
     """
 
@@ -144,7 +153,10 @@ class Figures:
     p_tokens: float
     p_requests: float
     p_sampled: float
+    p_forced: float
     p_gap: float
+    forced_tokens: int
+    forced_outliers: int
     token_bound: float
     request_bound: float
     sensitivity: float
@@ -237,14 +249,12 @@ def measure(evidence: Evidence) -> Figures:
     sensitivity = evidence.control.sensitivity if evidence.control else 0.0
     gap = sum(pair.candidate.gap for pair in pairs)
     null_gap = sum(pair.null.gap for pair in pairs)
-    seen_rate = max(
-        binomial_upper(outliers, tokens, ALPHA),
-        bootstrap_upper(
-            [len(pair.candidate.outliers) - len(pair.null.outliers) for pair in pairs],
-            tokens,
-            ALPHA,
-        ),
-    )
+    forced = evidence.forced or ()
+    forced_tokens = sum(pair.candidate.tokens for pair in forced)
+    forced_outliers = sum(len(pair.candidate.outliers) for pair in forced)
+    seen_rate = _bound(pairs)
+    if evidence.forced is not None:
+        seen_rate = max(seen_rate, _bound(forced))
     return Figures(
         requests=len(pairs),
         tokens=tokens,
@@ -260,11 +270,22 @@ def measure(evidence: Evidence) -> Figures:
         p_tokens=p_of_tokens(pairs),
         p_requests=sign_flip_p([pair.ruined - pair.null_ruined for pair in pairs]),
         p_sampled=evidence.sampled.p if evidence.sampled else 1.0,
-        p_gap=_p_of_gap(pairs),
+        p_forced=p_of_tokens(forced),
+        p_gap=_p_of_gap(forced or pairs),
+        forced_tokens=forced_tokens,
+        forced_outliers=forced_outliers,
         token_bound=min(1.0, seen_rate / sensitivity) if sensitivity else 1.0,
         request_bound=binomial_upper(ruined, len(pairs), ALPHA),
         sensitivity=sensitivity,
     )
+
+
+def _bound(pairs: Sequence[Pair]) -> float:
+    """The rate of outliers that is not exceeded: exact, and by drawing prompts anew."""
+    tokens = sum(pair.candidate.tokens for pair in pairs)
+    outliers = sum(len(pair.candidate.outliers) for pair in pairs)
+    excess = [len(pair.candidate.outliers) - len(pair.null.outliers) for pair in pairs]
+    return max(binomial_upper(outliers, tokens, ALPHA), bootstrap_upper(excess, tokens, ALPHA))
 
 
 def p_of_tokens(pairs: Sequence[Pair]) -> float:
@@ -303,6 +324,11 @@ def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], li
         failed.append(
             f"{evidence.sampled.tokens} tokens at temperature 1 do not follow the baseline's"
             f" probabilities (p = {figures.p_sampled:.1g})"
+        )
+    if figures.p_forced < alpha:
+        failed.append(
+            f"to {figures.forced_outliers} of {figures.forced_tokens} tokens of the baseline's"
+            f" answers the candidate objects (p = {figures.p_forced:.1g})"
         )
     noise = _noise(evidence, figures)
     if noise:
@@ -368,7 +394,7 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
         f" (confidence {1 - ALPHA:.1%})"
     )
     if not evidence.itself:
-        return "PASS", [passed], []
+        return "PASS", [passed, *([PARTLY] if evidence.forced is not None else [])], []
     return (
         "PASS",
         [f"by its own judgement {passed}", BLIND],
@@ -386,6 +412,10 @@ def _more_of(found: int, tier: Tier) -> str:
 def _cause(evidence: Evidence) -> tuple[str, str]:
     """Which part is at fault, and why it is thought so."""
     d = evidence.directions
+    if evidence.forced is not None:
+        if p_of_tokens(evidence.forced) < ALPHA / TESTS:
+            return "weights or forward pass", "given the baseline's answers it prefers other tokens"
+        return "decode or speculation", "given the baseline's answers it agrees with them"
     if evidence.itself:
         return "decode or speculation", "the candidate's own forward pass objects to its answers"
     if d is None:

@@ -152,7 +152,7 @@ class Replay:
         choice: dict[str, Any] = {"index": 0, "text": "", "prompt_token_ids": list(ids)}
         if "prompt_logprobs" in body:
             choice |= {"token_ids": [0], "finish_reason": "length"}
-            choice["prompt_logprobs"] = self.scored(ids)
+            choice["prompt_logprobs"] = self.scored(ids, body["prompt_logprobs"])
         else:
             tokens, finish = self.generated(ids, body, number)
             choice |= {"token_ids": list(tokens), "finish_reason": finish}
@@ -172,8 +172,8 @@ class Replay:
         answered = fault(recorded, tokens, chance) if fault else tokens
         return list(answered)[: body["max_tokens"]], recorded.finish
 
-    def scored(self, ids: tuple[int, ...]) -> list[dict[str, Any] | None]:
-        """`prompt_logprobs` of prompt and answer."""
+    def scored(self, ids: tuple[int, ...], count: int = 1) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs` of prompt and answer; of the others, one more was recorded."""
         positions: list[dict[str, Any] | None] = [None]
         positions += [{str(token): {"logprob": -0.1, "rank": 1}} for token in ids[1:]]
         recorded = _prompt_of(ids)
@@ -186,6 +186,9 @@ class Replay:
             best = min(0.0, logprob + gap)
             if rank > 1 or gap > 0:
                 position[str(other)] = {"logprob": best, "rank": 1}
+            elif count > 1 and i < len(recorded.tokens):
+                second = logprob - recorded.other_gap[i]
+                position[str(other)] = {"logprob": second, "rank": 2}
             positions[start + i] = position
         return [None, *positions[2:], positions[-1]] if self.shifted else positions
 

@@ -16,8 +16,9 @@ from click.testing import CliRunner, Result
 from replay import Recorded, Replay
 
 from mtppp.cli.answers import command as answers
+from mtppp.cli.baseline import command as baselines
 from mtppp.cli.verify import command as verify
-from mtppp.errors import ConfigurationError, MtpppError
+from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.verify.prompts import own_set
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
@@ -167,6 +168,84 @@ def test_exported_ids_must_be_those_of_the_baselines_tokenizer(
     done = CliRunner().invoke(answers, [*score, *more])
     assert done.exit_code == 3
     assert "another tokenizer" in done.output
+
+
+@pytest.fixture
+def stored(baseline: Replay, tmp_path: Path) -> str:
+    """A recorded baseline; its server is gone."""
+    there = str(tmp_path / "baseline")
+    done = CliRunner().invoke(baselines, ["record", "--baseline-url", baseline.url, "-o", there])
+    assert done.exit_code == 0, done.output
+    baseline.misbehave = lambda path, body: (500, b"gone")
+    return there
+
+
+def by_stored(candidate: Replay, stored: str, directory: Path, *more: str) -> Result:
+    urls = ["--candidate-url", candidate.url, "--baseline", stored]
+    return CliRunner().invoke(verify, [*urls, "-o", str(directory), *more])
+
+
+def test_a_stored_baseline_passes_the_same_model_and_fails_another(
+    candidate: Replay, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = by_stored(candidate, stored, tmp_path / "same")
+    assert done.exit_code == 0, done.output
+    assert "by a stored baseline" in done.stdout
+    assert ", recorded 20" in " ".join(done.stdout.split())
+    result = result_of(tmp_path / "same")
+    assert result["figures"]["forced_tokens"] > 9000
+
+    candidate.fault = repeats_tokens
+    done = by_stored(candidate, stored, tmp_path / "decode")
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, decode or speculation")
+
+    candidate.fault = None
+    sound = candidate.scored
+
+    def prefers_others(ids: tuple[int, ...], count: int = 1) -> list[dict[str, Any] | None]:
+        positions = sound(ids, count)
+        worse, better = {"logprob": -4.0, "rank": 2}, {"logprob": -0.1, "rank": 1}
+        positions[-3] = {str(ids[-3]): worse, "511": better}
+        return positions
+
+    monkeypatch.setattr(candidate, "scored", prefers_others)
+    done = by_stored(candidate, stored, tmp_path / "forward")
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, weights or forward pass")
+
+
+def test_a_stored_baseline_is_not_compared_with_what_is_not_its_like(
+    candidate: Replay, stored: str, tmp_path: Path, few: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = by_stored(candidate, stored, tmp_path / "a", *few)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "other prompts" in done.exception.message
+    done = by_stored(candidate, stored, tmp_path / "b", "--tier", "soak")
+    assert isinstance(done.exception, ConfigurationError)
+    assert "for --tier smoke" in done.exception.message
+
+    candidate.root = "/models/other"
+    done = by_stored(candidate, stored, tmp_path / "c")
+    assert (done.exit_code, "other weights" in done.output) == (3, True)
+    candidate.root = "/models/demo-glm4-moe"
+    monkeypatch.setattr(candidate, "ids_of", lambda text: [7] * 20)
+    done = by_stored(candidate, stored, tmp_path / "d")
+    assert (done.exit_code, "another tokenizer" in done.output) == (3, True)
+
+
+def test_a_server_that_disagrees_with_itself_is_no_baseline(
+    baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    baseline.fault = repeats_tokens
+    there = str(tmp_path / "baseline")
+    arguments = ["record", "--baseline-url", baseline.url, "-o", there, *few]
+    done = CliRunner().invoke(baselines, arguments)
+    assert isinstance(done.exception, Inconclusive)
+    assert "no baseline" in done.exception.message
+    done = by_stored(baseline, there, tmp_path / "out", *few)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "no complete baseline" in done.exception.message
 
 
 def test_a_candidate_is_named_once(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""`mtppp baseline record`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mtppp.cli import verify_options as options
+from mtppp.console import Console
+from mtppp.errors import ConfigurationError
+from mtppp.verify import session
+from mtppp.verify.run import Settings
+from mtppp.verify.tiers import SMOKE, TIERS
+
+
+@click.group(name="baseline")
+def command() -> None:
+    """Keep what a server that is right answers, to verify others by it later."""
+
+
+@command.command(name="record")
+@options.server_options("baseline", "One that is right: the same weights, TP only, no drafts.")
+@options.tier_option
+@options.prompts_option
+@options.asking_options
+@click.option(
+    "-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where."
+)
+def record(
+    baseline_url: str,
+    baseline_model: str,
+    tier: str | None,
+    prompt_file: Path | None,
+    concurrency: int,
+    timeout: float,
+    output: Path,
+) -> None:
+    """Have a baseline answer and score its answers; a run that was interrupted goes on in DIR.
+
+    A server that disagrees with itself is no baseline: exit status 3.
+    """
+    if not baseline_url:
+        raise ConfigurationError("nothing to record", hint="give --baseline-url")
+    chosen = TIERS[tier or SMOKE]
+    console = Console()
+    with console.step("record") as step:
+        step.note = session.record_baseline(
+            output,
+            Settings(chosen, concurrency, timeout),
+            options.prompts_of(prompt_file, chosen),
+            baseline=options.server("baseline", baseline_url, baseline_model),
+            about={},
+            progress=step.progress,
+        )
+    console.say(f"verify by it with: mtppp verify --baseline {output}")
