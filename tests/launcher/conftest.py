@@ -63,6 +63,8 @@ def make_facts() -> Callable[..., HostFacts]:
             "interface": "eth0",
             "addresses": [["lo", "127.0.0.1"], ["eth0", "10.0.0.1"]],
             "gpus": [],
+            "rdma": [],
+            "limits": {"nofile": 1 << 20, "memlock": None},
             "ports_taken": [],
             "ports_forbidden": [],
             "shm_bytes": 2**30,

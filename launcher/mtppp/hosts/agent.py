@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import pwd
+import resource
 import select
 import shutil
 import signal
@@ -56,6 +57,10 @@ KEPT = frozenset(
 )
 
 
+ENOUGH_FILES = 1 << 20
+LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
+
+
 # ---- facts ---------------------------------------------------------------------------------
 
 
@@ -72,6 +77,8 @@ def op_facts(address: str, model_path: str | None, ports: Sequence[int]) -> dict
         "interface": _interface_of(address),
         "addresses": sorted(_addresses()),
         "gpus": _gpus(),
+        "rdma": list(_rdma_ports()),
+        "limits": {name: _limit(name) for name in LIMITS},
         "ports_taken": [p for p in ports if _bind_error(address, p) == errno.EADDRINUSE],
         "ports_forbidden": [p for p in ports if _bind_error(address, p) == errno.EACCES],
         "shm_bytes": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
@@ -154,6 +161,45 @@ def _gpus() -> list[dict[str, Any]]:
         memory = int(mebibytes) * 2**20 if mebibytes.isdigit() else machine
         found.append({"name": name, "memory": memory, "compute_capability": capability})
     return found
+
+
+def _rdma_ports(sysfs: str = "/sys") -> Iterator[dict[str, Any]]:
+    """Ports of InfiniBand and RoCE, and which GPUs each is near: below the same PCIe root port."""
+    gpus = [_bridges(path) for path in sorted(glob.glob(sysfs + "/bus/pci/drivers/nvidia/*:*"))]
+    for path in sorted(glob.glob(sysfs + "/class/infiniband/*/ports/*")):
+        device = os.path.dirname(os.path.dirname(path))
+        above = _bridges(os.path.join(device, "device"))
+        yield {
+            "device": os.path.basename(device),
+            "port": int(os.path.basename(path)),
+            "active": _tail(os.path.join(path, "state"), 100).strip().endswith("ACTIVE"),
+            "link_layer": _tail(os.path.join(path, "link_layer"), 100).strip(),
+            "near": [i for i, bridges in enumerate(gpus) if bridges & above],
+        }
+
+
+def _bridges(path: str) -> frozenset[str]:
+    """The PCI devices above one, of /sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0 the second
+    from the right."""
+    parts = os.path.realpath(path).split("/")[:-1]
+    return frozenset(part for part in parts if part.count(":") == 2 and "." in part)
+
+
+def _limit(name: str) -> int | None:
+    """What a process started here may have; None: no limit."""
+    soft = resource.getrlimit(LIMITS[name])[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _raise_limits() -> None:
+    """As far as the node allows; what is started inherits it."""
+    for name, number in LIMITS.items():
+        _, hard = resource.getrlimit(number)
+        is_endless = name == "nofile" and not 0 <= hard <= ENOUGH_FILES
+        try:
+            resource.setrlimit(number, (ENOUGH_FILES if is_endless else hard, hard))
+        except (OSError, ValueError):  # a container may forbid what the limit allows
+            continue
 
 
 def _bind_error(address: str, port: int) -> int:
@@ -659,6 +705,7 @@ class AgentError(Exception):
 
 
 def main() -> None:
+    _raise_limits()
     request = json.loads(sys.stdin.readline())
     name = request.pop("op")
     # Of everything but `hold`, these say under which lock it is asked for.

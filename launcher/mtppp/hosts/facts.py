@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mtppp.gpus import GPU_TYPES
@@ -28,6 +28,27 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of InfiniBand or RoCE.
+
+    Attributes:
+        link_layer: "InfiniBand" or "Ethernet".
+        near: indices of the GPUs below the same PCIe root port.
+    """
+
+    device: str
+    port: int
+    active: bool
+    link_layer: str
+    near: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """As NCCL_IB_HCA has it."""
+        return f"{self.device}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """One host as its own python saw it.
 
@@ -40,6 +61,9 @@ class HostFacts:
         interface: the network interface that holds the node's cluster address; None if none does.
         addresses: (interface, address) pairs of the host.
         gpus: the GPUs the driver shows.
+        rdma: ports of InfiniBand and RoCE; None where nobody asked.
+        limits: what a process may have of "nofile" and "memlock" (bytes); None: no limit. Empty
+            where nobody asked.
         ports_taken: those of the asked ports that something else holds.
         ports_forbidden: those of the asked ports that the user may not listen on.
         shm_bytes: size of /dev/shm.
@@ -62,6 +86,8 @@ class HostFacts:
     shm_bytes: int
     model_path: str | None
     model_config: str | None
+    rdma: tuple[RdmaPort, ...] | None = None
+    limits: Mapping[str, int | None] = field(default_factory=dict)
 
     @classmethod
     def from_answer(cls, answer: Mapping[str, Any]) -> HostFacts:
@@ -71,6 +97,9 @@ class HostFacts:
                 **answer,
                 "addresses": tuple((name, address) for name, address in answer["addresses"]),
                 "gpus": tuple(GpuFacts(**gpu) for gpu in answer["gpus"]),
+                "rdma": tuple(
+                    RdmaPort(**{**port, "near": tuple(port["near"])}) for port in answer["rdma"]
+                ),
                 "ports_taken": tuple(answer["ports_taken"]),
                 "ports_forbidden": tuple(answer["ports_forbidden"]),
             }

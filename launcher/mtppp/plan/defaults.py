@@ -18,7 +18,9 @@ from typing import Any
 from mtppp.cluster import Cluster
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
+from mtppp.plan.fabric import fabric_warnings, infiniband
 from mtppp.plan.memory import DEFAULT_UTILISATION, Serving
+from mtppp.plan.settings import Setting, Withheld
 
 READY_TIMEOUT = 3600
 EXECUTE_TIMEOUT = 900
@@ -27,33 +29,6 @@ GRAPH_TOKENS = 512
 MINIMUM_SHM = 32 * 2**30
 _HOPPER = "9.0"
 _FAST_DRAFTS = (1, 3)
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value that the file does not give.
-
-    Attributes:
-        name: an environment variable, or a flag of `vllm serve` without dashes.
-        value: text for a variable; as in serve.args for a flag.
-    """
-
-    name: str
-    value: Any
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Withheld:
-    """A setting that is often recommended and is not made here.
-
-    Attributes:
-        needs: what would have to be known; "" where knowing more would not help.
-    """
-
-    name: str
-    reason: str
-    needs: str = ""
 
 
 @dataclass(frozen=True)
@@ -160,14 +135,7 @@ def _block_gemm(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFacts])
 
 
 def _infiniband(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFacts]) -> _Judged:
-    if len(cluster.nodes) == 1:
-        return None
-    return Withheld(
-        "NCCL_IB_HCA",
-        "a name too many (storage, Ethernet) or in another order than on the peer is worse than "
-        'NCCL\'s own choice; set it in runtime.env where you know: "=mlx5_0,mlx5_3"',
-        "infiniband: per port its device, state, link layer and the GPUs near it",
-    )
+    return infiniband(cluster, facts)
 
 
 def _fused_all_reduce(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFacts]) -> _Judged:
@@ -243,9 +211,8 @@ _NEVER = (
     ),
     Withheld(
         "ulimits",
-        "open files 1048576, locked memory unlimited, stack 64 MiB are what RDMA needs "
-        "(vllm#42075); raising them is the node's administration, and they are not asked for",
-        "limits: soft and hard nofile, memlock and stack of a process started there",
+        "open files and locked memory are raised as far as a node allows, and a warning says where "
+        "that is too little for RDMA (vllm#42075); for a larger stack no reason was found",
     ),
     Withheld(
         "NCCL transport",
@@ -271,6 +238,7 @@ def _warnings(cluster: Cluster, model: ModelFacts, facts: Sequence[HostFacts]) -
         # 0: nobody asked the host.
         if 0 < host.shm_bytes < MINIMUM_SHM and node.gpus > 1
     ]
+    warnings += fabric_warnings(cluster, facts)
     drafts = cluster.speculative.tokens if cluster.speculative else 0
     if model.sparse and drafts and drafts not in _FAST_DRAFTS and _HOPPER in _capabilities(facts):
         warnings.append(

@@ -323,6 +323,64 @@ def test_gpus_as_nvidia_smi_lists_them(tmp_path: Path, monkeypatch: pytest.Monke
     ]
 
 
+def test_rdma_ports_and_the_gpus_they_are_near(tmp_path: Path) -> None:
+    """As the kernel lays them out: two GPUs each with a port behind their own root port, one of
+    them down; storage behind a third; Ethernet without a neighbour."""
+    pci = tmp_path / "devices/pci0000:15"
+    for at in ("0000:15:01.0/0000:16:00.0/0000:18:00.0", "0000:15:02.0/0000:28:00.0/0000:2a:00.0"):
+        device = pci / at
+        device.mkdir(parents=True)
+        driver = tmp_path / "bus/pci/drivers/nvidia"
+        driver.mkdir(parents=True, exist_ok=True)
+        (driver / device.name).symlink_to(device)
+    (driver / "module").mkdir()
+    for name, at, state, link in (
+        ("mlx5_0", "0000:15:02.0/0000:28:00.0/0000:2b:00.0", "4: ACTIVE", "InfiniBand"),
+        ("mlx5_1", "0000:15:01.0/0000:16:00.0/0000:19:00.0", "1: DOWN", "InfiniBand"),
+        ("mlx5_2", "0000:15:03.0/0000:30:00.0", "4: ACTIVE", "InfiniBand"),
+        ("mlx5_3", "0000:15:04.0/0000:40:00.0", "4: ACTIVE", "Ethernet"),
+    ):
+        (pci / at).mkdir(parents=True)
+        port = tmp_path / f"class/infiniband/{name}/ports/1"
+        port.mkdir(parents=True)
+        (port.parents[1] / "device").symlink_to(pci / at)
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{link}\n")
+    agent: dict[str, Any] = {}
+    exec(AGENT.read_text().removesuffix("main()\n"), agent)
+    found = {port.pop("device"): port for port in agent["_rdma_ports"](str(tmp_path))}
+    infiniband = {"port": 1, "active": True, "link_layer": "InfiniBand"}
+    assert {name: port["near"] for name, port in found.items()} == {
+        "mlx5_0": [1],
+        "mlx5_1": [0],
+        "mlx5_2": [],
+        "mlx5_3": [],
+    }
+    assert found["mlx5_0"] == infiniband | {"near": [1]}
+    assert found["mlx5_1"] == infiniband | {"near": [0], "active": False}
+    assert found["mlx5_3"] == infiniband | {"near": [], "link_layer": "Ethernet"}
+
+
+def test_limits_are_raised_as_far_as_the_host_allows() -> None:
+    ask_once = f"""
+import resource, subprocess, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 4096))
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, 65536))
+sys.exit(subprocess.run([sys.executable, "-I", "-c", {START!r}]).returncode)
+"""
+    request = {"op": "facts", "address": "127.0.0.1", "model_path": None, "ports": []}
+    done = subprocess.run(
+        [sys.executable, "-c", ask_once],
+        input=f"{AGENT.read_text()!a}\n{json.dumps(request)}",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    limits = json.loads(done.stdout)["answer"]["limits"]
+    assert limits == {"nofile": 4096, "memlock": 65536}
+
+
 def test_addresses_without_the_program_that_lists_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     facts = answer("facts", address="127.0.0.1", model_path=None, ports=[])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtppp.errors import RemoteCommandFailed
-from mtppp.hosts.facts import GpuFacts, HostFacts
+from mtppp.hosts.facts import GpuFacts, HostFacts, RdmaPort
 from mtppp.hosts.local import LocalTransport
 from mtppp.hosts.node import Ended, File, Node
 from mtppp.hosts.transport import Completed
@@ -156,9 +156,21 @@ def test_host_facts_of_an_answer() -> None:
             "shm_bytes": 3,
             "model_path": None,
             "model_config": None,
+            "rdma": [
+                {
+                    "device": "mlx5_0",
+                    "port": 1,
+                    "active": True,
+                    "link_layer": "InfiniBand",
+                    "near": [0],
+                }
+            ],
+            "limits": {"nofile": 1024, "memlock": None},
         }
     )
     assert facts.vllm_release == "0.32.0"
     assert facts.addresses == (("lo", "127.0.0.1"),)
     assert facts.gpus == (GpuFacts("H100", 1, "9.0"),)
     assert (facts.ports_taken, facts.ports_forbidden) == ((1,), (2,))
+    assert facts.rdma == (RdmaPort("mlx5_0", 1, True, "InfiniBand", (0,)),)
+    assert facts.rdma[0].name == "mlx5_0:1"

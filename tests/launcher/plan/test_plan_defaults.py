@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mtppp.cluster import Cluster, parse
-from mtppp.hosts.facts import GpuFacts, HostFacts
+from mtppp.hosts.facts import GpuFacts, HostFacts, RdmaPort
 from mtppp.model.config import find_config
 from mtppp.model.facts import ModelFacts, read_facts
 from mtppp.plan.defaults import Defaults, choose_defaults
@@ -152,6 +152,62 @@ def test_warnings(glm_5_2: ModelFacts) -> None:
     assert warnings[0].startswith("a: /dev/shm has 10 GiB")
     assert "reads the KV cache 6 times" in warnings[1]
     assert not choose_defaults(cluster(tokens=5), glm_5_2, hosts("B200")).warnings
+
+
+def port(
+    name: str, *near: int, active: bool = True, link: str = "InfiniBand", number: int = 1
+) -> RdmaPort:
+    return RdmaPort(name, number, active, link, near)
+
+
+GOOD = (port("mlx5_4", 0), port("mlx5_0", 1))
+STORAGE = (port("mlx5_2"), port("mlx5_3", link="Ethernet"), port("mlx5_9", 0, active=False))
+
+
+def with_ports(*held: tuple[RdmaPort, ...], **limits: int | None) -> list[HostFacts]:
+    known = {"nofile": 1 << 20, "memlock": None} | limits
+    return [
+        HostFacts(**{**_fields(host), "rdma": ports, "limits": known})
+        for host, ports in zip(hosts(), held, strict=True)
+    ]
+
+
+def test_infiniband_ports_are_named_where_nccl_would_take_others_too(
+    glm_5_2: ModelFacts,
+) -> None:
+    defaults = choose_defaults(cluster(), glm_5_2, with_ports(GOOD + STORAGE, STORAGE + GOOD))
+    # In the order of the GPUs; each exactly.
+    assert defaults.env_values()["NCCL_IB_HCA"] == "=mlx5_4:1,mlx5_0:1"
+    reason = next(entry.reason for entry in defaults.env if entry.name == "NCCL_IB_HCA")
+    assert reason.endswith("NCCL would take mlx5_2:1, mlx5_3:1 as well")
+    assert defaults.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (GOOD, GOOD, "NCCL finds them"),
+        (GOOD + STORAGE, (port("mlx5_7", 0), port("mlx5_0", 1)), "b mlx5_7:1, mlx5_0:1"),
+        (GOOD, STORAGE, "b has no active InfiniBand port below the PCIe root port of a GPU"),
+    ],
+)
+def test_infiniband_is_left_to_nccl_where_nothing_better_is_known(
+    glm_5_2: ModelFacts, first: tuple[RdmaPort, ...], second: tuple[RdmaPort, ...], reason: str
+) -> None:
+    defaults = choose_defaults(cluster(), glm_5_2, with_ports(first, second))
+    assert "NCCL_IB_HCA" not in defaults.env_values()
+    entry = next(entry for entry in defaults.withheld if entry.name == "NCCL_IB_HCA")
+    assert reason in entry.reason
+
+
+def test_hosts_without_rdma_or_with_low_limits_are_warned_of(glm_5_2: ModelFacts) -> None:
+    none = choose_defaults(cluster(), glm_5_2, with_ports((), GOOD, nofile=1024, memlock=2**16))
+    assert [line.partition(";")[0] for line in none.warnings] == [
+        "a: no RDMA port is active",
+        "b: a process may lock 0.00 GiB of memory, and RDMA needs memlock unlimited: set it in "
+        "/etc/security/limits.conf, or in sshd's unit",
+        "b: a process may open 1024 files",
+    ]
 
 
 def _fields(host: HostFacts) -> dict[str, object]:
