@@ -64,8 +64,13 @@ LIMITS = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
 # ---- facts ---------------------------------------------------------------------------------
 
 
-def op_facts(address: str, model_path: str | None, ports: Sequence[int]) -> dict[str, Any]:
-    """Everything the launcher must know of a node before it plans or changes anything."""
+def op_facts(
+    address: str, model_path: str | None, ports: Sequence[int], hub: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Everything the launcher must know of a node before it plans or changes anything.
+
+    A model is a path, or one of a hub: `hub` is then its `model`, `revision` and the `cache`.
+    """
     return {
         "hostname": socket.gethostname(),
         "user": _user(),
@@ -83,7 +88,9 @@ def op_facts(address: str, model_path: str | None, ports: Sequence[int]) -> dict
         "ports_forbidden": [p for p in ports if _bind_error(address, p) == errno.EACCES],
         "shm_bytes": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
         "model_path": None if model_path is None else os.path.expanduser(model_path),
-        "model_config": None if model_path is None else _model_config(model_path),
+        "model_config": (
+            _cached_config(**hub) if hub else _model_config(model_path) if model_path else None
+        ),
     }
 
 
@@ -225,6 +232,13 @@ def _model_config(path: str) -> str | None:
             return f.read()
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _cached_config(model: str, revision: str, cache: str) -> str | None:
+    """The config.json that vLLM finds in this node's cache of the hub; None before a download."""
+    store = os.path.join(os.path.expanduser(cache), "models--" + model.replace("/", "--"))
+    commit = _tail(os.path.join(store, "refs", revision), 100).strip() or revision
+    return _model_config(os.path.join(store, "snapshots", commit))
 
 
 # ---- files ---------------------------------------------------------------------------------

@@ -68,7 +68,8 @@ class HostFacts:
         ports_forbidden: those of the asked ports that the user may not listen on.
         shm_bytes: size of /dev/shm.
         model_path: absolute path of the model there; None for a model that is not a path.
-        model_config: text of the model's config.json there; None if there is none.
+        model_config: text of the model's config.json there, or in its cache of the hub; None if
+            there is none.
     """
 
     hostname: str

@@ -98,10 +98,22 @@ class Node:
         assert not isinstance(held, Completed), "it ended, and yet it holds the lock"
         return replace(lock, held=held)
 
-    def facts(self, *, address: str, model_path: str | None, ports: Sequence[int]) -> HostFacts:
+    def facts(
+        self,
+        *,
+        address: str,
+        model_path: str | None,
+        ports: Sequence[int],
+        hub: Mapping[str, str] | None = None,
+    ) -> HostFacts:
+        """Ask for all that is known of the host.
+
+        Args:
+            hub: `model`, `revision` and `cache` (a directory there) of a model that is not a path.
+        """
+        request = {"op": "facts", "address": address, "model_path": model_path}
         answer = self._ask(
-            {"op": "facts", "address": address, "model_path": model_path, "ports": list(ports)},
-            timeout=90,
+            {**request, "ports": list(ports), "hub": dict(hub) if hub else None}, timeout=90
         )
         return HostFacts.from_answer(answer)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mtppp.cluster import Cluster
+from mtppp.errors import MtpppError
 from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
@@ -28,6 +29,7 @@ class Deployment:
         nodes: one for each node of the file, in its order.
         secrets: values of the file's `secrets`, from the operator's environment.
         config, model: the model's configuration and what it says; None until it was found.
+        not_here: why the configuration could not be had on this side, if it could not.
         facts: of the hosts, in the same order; empty until they were asked.
         reviewed: the Plan and what is to be said of it; None until it was made.
         makers: of managed environments, in the order of the nodes; empty where there are none.
@@ -42,6 +44,7 @@ class Deployment:
     secrets: Mapping[str, str] = field(default_factory=dict)
     config: ModelConfig | None = None
     model: ModelFacts | None = None
+    not_here: MtpppError | None = None
     facts: list[HostFacts] = field(default_factory=list)
     reviewed: Review | None = None
     makers: list[EnvironmentMaker] = field(default_factory=list)

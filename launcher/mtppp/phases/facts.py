@@ -55,11 +55,23 @@ def gather(deployment: Deployment) -> list[HostFacts]:
         answers[index] = deployment.nodes[index].facts(
             address=cluster.nodes[index].address,
             model_path=cluster.model.id if cluster.model.is_path else None,
+            hub=None if cluster.model.is_path else _in_hub(cluster),
             ports=[*listened(ports[index], head=head), *([cluster.serve.port] if head else [])],
         )
 
     look_at_each(range(len(deployment.nodes)), ask)
     return [answers[index] for index in range(len(deployment.nodes))]
+
+
+def _in_hub(cluster: Cluster) -> dict[str, str]:
+    """The model of a hub, and where vLLM keeps what it downloads: it sees no other variables."""
+    env = cluster.runtime.env
+    home = env.get("HF_HOME", "~/.cache/huggingface")
+    return {
+        "model": cluster.model.id,
+        "revision": cluster.model.revision or "main",
+        "cache": env.get("HF_HUB_CACHE", f"{home}/hub"),
+    }
 
 
 def is_running(deployment: Deployment) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mtppp.cluster import Model
 from mtppp.console import Step
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.config import ModelConfig, find_config, parse_config, semantic_hash
 from mtppp.model.facts import read_facts
@@ -40,7 +40,15 @@ class ReadModel(WithoutTrace):
 
 def read_model(deployment: Deployment, step: Step) -> None:
     """Find the configuration, unless only the nodes have it."""
-    config = _on_this_side(deployment.cluster.model)
+    model = deployment.cluster.model
+    try:
+        config = _on_this_side(model)
+    except MtpppError as error:
+        if model.is_path or model.config is not None:
+            raise
+        deployment.not_here = error
+        step.note = f"{model.id}: not to be had here, perhaps on the nodes"
+        return
     if config is None:
         step.note = f"{deployment.cluster.model.id}: to be read on the nodes"
         return
@@ -77,15 +85,17 @@ def _on_this_side(model: Model) -> ModelConfig | None:
         return None
 
 
-def on_nodes(model: Model, hosts: list[str], facts: list[HostFacts]) -> ModelConfig:
-    """The configuration that all nodes have, for a model that is a path.
+def on_nodes(model: Model, hosts: list[str], facts: list[HostFacts]) -> ModelConfig | None:
+    """The configuration that a node has, None where none has; `compare_nodes` looks at all.
 
     Raises:
         ConfigurationError: it is no configuration.
     """
-    text = facts[0].model_config
-    assert text is not None
-    origin = f"{hosts[0]}:{model.id}/config.json"
+    having = ((h, f.model_config) for h, f in zip(hosts, facts, strict=True))
+    host, text = next(((h, text) for h, text in having if text is not None), ("", None))
+    if text is None:
+        return None
+    origin = f"{host}:{model.id}/config.json"
     return ModelConfig(parse_config(text, origin), origin, None)
 
 
@@ -102,5 +112,6 @@ def compare_nodes(config: ModelConfig, hosts: list[str], facts: list[HostFacts])
         if semantic_hash(held) != config.digest:
             raise ConfigurationError(
                 f"{host} holds another model: its config.json differs from {config.origin}",
-                hint="copy the same checkpoint to every node",
+                hint="copy the same checkpoint to every node; of a hub's model, model.revision "
+                "names one",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtppp.console import Step
+from mtppp.errors import ConfigurationError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.find_model import compare_nodes, on_nodes, take
 from mtppp.phases.phase import WithoutTrace
@@ -36,7 +37,13 @@ def make_plan(deployment: Deployment) -> Review:
     cluster = deployment.cluster
     hosts = [node.host for node in deployment.nodes]
     if deployment.config is None:
-        take(deployment, on_nodes(cluster.model, hosts, deployment.facts))
+        config = on_nodes(cluster.model, hosts, deployment.facts)
+        if config is None:
+            # A launch was told by the hosts' problems that a path is not there.
+            raise deployment.not_here or ConfigurationError(
+                f"{cluster.model.id}: no node has its config.json"
+            )
+        take(deployment, config)
     assert deployment.config is not None
     assert deployment.model is not None
     compare_nodes(deployment.config, hosts, deployment.facts)

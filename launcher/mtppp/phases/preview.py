@@ -30,6 +30,8 @@ class AssumeHosts(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         cluster = deployment.cluster
+        if deployment.not_here is not None:
+            raise deployment.not_here
         if deployment.model is None:
             raise ConfigurationError(
                 f"{cluster.model.id} is on the nodes only",

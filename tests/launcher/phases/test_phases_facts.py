@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,11 +14,13 @@ from mtppp.cluster import Cluster
 from mtppp.console import Console, Step
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.facts import HostFacts
+from mtppp.hosts.local import LocalTransport
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.facts import GatherFacts, problems
+from mtppp.phases.facts import GatherFacts, gather, problems
 from mtppp.phases.find_model import FindModel, compare_nodes, on_nodes
+from mtppp.phases.make_plan import make_plan
 
 FILE = Path("cluster.yaml")
 GPU = {"name": "H100", "memory": 80 * 2**30, "compute_capability": "9.0"}
@@ -149,11 +152,13 @@ def test_what_hosts_are_asked(
         "address": "10.0.0.1",
         "model_path": "/models/demo",
         "ports": [26300, *range(26301, 26307), 26308, 8000],
+        "hub": None,
     }
     assert second.asked == {
         "address": "10.0.0.2",
         "model_path": "/models/demo",
         "ports": list(range(26301, 26307)),
+        "hub": None,
     }
 
 
@@ -234,6 +239,7 @@ def test_nodes_must_hold_the_same_model(
 ) -> None:
     facts = [make_facts(), make_facts()]
     config = on_nodes(make_cluster().model, ["a", "b"], facts)
+    assert config is not None
     assert config.origin == "a:/models/demo/config.json"
     compare_nodes(config, ["a", "b"], facts)
 
@@ -250,11 +256,62 @@ def test_nodes_must_hold_the_same_model(
     )
 
 
-def test_a_model_of_the_hub_is_not_looked_for_on_nodes(
+def test_a_model_of_the_hub_need_not_be_on_the_nodes_yet(
     make_facts: Callable[..., HostFacts],
 ) -> None:
     config = ModelConfig({"model_type": "x"}, "hub", None)
     compare_nodes(config, ["a"], [make_facts(model_config=None)])
+
+
+def test_a_model_of_the_hub_is_found_in_the_nodes_cache(
+    make_cluster: Callable[..., Cluster],
+    tmp_path: Path,
+    demo_directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where this side cannot reach the hub; and it must be the same on all."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "none"))
+    store = tmp_path / "hf/hub/models--org--demo"
+    (store / "refs").mkdir(parents=True)
+    (store / "refs/main").write_text("abc123")
+    (store / "snapshots").mkdir()
+    (store / "snapshots/abc123").symlink_to(demo_directory)
+    runtime = {"vllm": "0.32.0", "python": sys.executable, "env": {"HF_HOME": f"{tmp_path}/hf"}}
+    cluster = make_cluster(model={"id": "org/demo"}, runtime=runtime)
+    nodes = [Node(LocalTransport(host), sys.executable) for host in "ab"]
+    deployment = Deployment(cluster=cluster, nodes=nodes, file=FILE)
+    FindModel().run(deployment, Step(Console(), "model"))
+    assert deployment.config is None
+    deployment.facts = gather(deployment)
+    assert make_plan(deployment).model.layer_count == 6
+    assert deployment.config is not None
+    assert deployment.config.origin == "a:org/demo/config.json"
+
+    # Another commit, of another model, is what `main` of the second node is.
+    (store / "snapshots/def456").mkdir()
+    text = (demo_directory / "config.json").read_text()
+    (store / "snapshots/def456/config.json").write_text(text.replace('"rope_theta": ', '"x": '))
+    (store / "refs/main").write_text("def456")
+    other = gather(deployment)[1]
+    with pytest.raises(ConfigurationError, match="b holds another model") as caught:
+        compare_nodes(deployment.config, ["a", "b"], [deployment.facts[0], other])
+    assert "model.revision" in caught.value.hint
+
+
+def test_a_model_that_nobody_has_is_told_as_the_hub_told_it(
+    make_cluster: Callable[..., Cluster],
+    make_facts: Callable[..., HostFacts],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", "/nonexistent")
+    nodes = [Node(LocalTransport(host), sys.executable) for host in "ab"]
+    deployment = Deployment(cluster=make_cluster(model={"id": "org/none"}), nodes=nodes, file=FILE)
+    FindModel().run(deployment, Step(Console(), "model"))
+    deployment.facts = [make_facts(model_config=None)] * 2
+    with pytest.raises(MtpppError, match="org/none"):
+        make_plan(deployment)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
