@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mtppp.cli.import_commands import command as import_
+from mtppp.cli.plan import command as plan
 from mtppp.cluster import load
 from mtppp.errors import ConfigurationError, MtpppError, Refused
 from mtppp.model.config import catalogue
@@ -43,6 +44,35 @@ def test_the_file_on_stdout_loads_and_the_notes_are_on_stderr(tmp_path: Path) ->
     assert [node.host for node in cluster.nodes] == ["h100-a", "h100-b"]
     assert "changed:  layers 39/39: vLLM's own cut" in result.stderr
     assert "fill in:  nodes[0].address" in result.stderr
+
+
+def test_the_public_recipe_is_imported_and_planned_and_nothing_is_in_the_way(
+    tmp_path: Path,
+) -> None:
+    """One command, two scripts as people have them: what comes out is a launchable deployment."""
+    recipe = (
+        "vllm serve zai-org/GLM-5.2-FP8 --tensor-parallel-size 8 --pipeline-parallel-size 2 "
+        "--nnodes 2 --node-rank {} --master-addr $HEAD_IP --kv-cache-dtype fp8 --tool-call-parser "
+        "glm47 --enable-auto-tool-choice --reasoning-parser glm45 --speculative-config "
+        """'{{"method":"mtp","num_speculative_tokens":5}}'{}\n"""
+    )
+    scripts = []
+    for rank, more in ((0, ""), (1, " --headless")):
+        scripts.append(tmp_path / f"node{rank}.sh")
+        scripts[rank].write_text("export HEAD_IP=10.0.0.1\n" + recipe.format(rank, more))
+    nodes = ("--node=h100-a", "--node=h100-b=10.0.0.2", "--gpu=H100-80GB", "--python=/opt/v/python")
+    result = run(*map(str, scripts), *nodes)
+    assert "fill in" not in result.stderr
+    file = tmp_path / "cluster.yaml"
+    file.write_text(result.stdout)
+    planned = CliRunner().invoke(plan, [str(file), "--json"], catch_exceptions=False)
+    assert planned.exit_code == 0
+    report = json.loads(planned.stdout)
+    assert report["refusals"] == []
+    assert report["plan"]["layer_partition"] == [42, 36]
+    assert report["plan"]["draft_tokens"] == 5
+    assert report["memory"]["fits"]
+    assert "stage_boundary" in report["plan"]["patches"]
 
 
 def test_files_with_one_command_per_node(tmp_path: Path) -> None:
