@@ -61,6 +61,11 @@ _WIDTH = 100
 @click.option("--vllm", metavar="RELEASE", help="vLLM's release on the nodes.")
 @click.option("--python", metavar="PATH", help="The Python on every node that has vLLM.")
 @click.option(
+    "--managed",
+    is_flag=True,
+    help="Have mtppp install vLLM on every node; --python is then what it is made with.",
+)
+@click.option(
     "--ssh-config",
     type=click.Path(path_type=Path, exists=True, dir_okay=False, resolve_path=True),
     help="The ssh configuration that knows the nodes; ~/.ssh/config by default.",
@@ -109,6 +114,7 @@ def command(
     speculation: str | None,
     variant: str,
     *,
+    managed: bool,
     only_strategies: bool,
     check: bool,
     as_json: bool,
@@ -124,7 +130,7 @@ def command(
       mtppp import head.sh worker.sh --gpu H100-80GB > cluster.yaml
       mtppp import GLM-5.2.yaml --strategies --gpu H100-80GB
     """
-    wishes = Wishes(nodes, name, vllm, python, gpus, gpu, device, ssh_config)
+    wishes = Wishes(nodes, name, vllm, python, gpus, gpu, device, managed, ssh_config)
     texts = [_text(source) for source in sources]
     recipes = [read_recipe(text, origin) for text, origin in texts if is_recipe(text)]
     if recipes and len(texts) > 1:

@@ -39,6 +39,7 @@ _SAID = ("fill in", "refused", "warning")
     "--gpu", type=click.Choice(list(GPU_TYPES), case_sensitive=False), help="Which GPUs they are."
 )
 @click.option("--python", help="The Python on every node that has vLLM.")
+@click.option("--managed", is_flag=True, help="Have mtppp install vLLM on every node instead.")
 @click.option("--vllm", metavar="RELEASE", help="vLLM's release there.")
 @click.option(
     "--model-config",
@@ -57,6 +58,7 @@ def command(
     vllm: str | None,
     model_config: Path | None,
     *,
+    managed: bool,
     yes: bool,
 ) -> None:
     """Write a first cluster file, ./cluster.yaml by default. Never overwrites one.
@@ -73,18 +75,17 @@ def command(
     hosts = [node_of(text) for text in nodes] or _ask_nodes()
     user = user if yes or user else _ask_user()
     gpus = gpus or (8 if yes else click.prompt("GPUs per node", default=8, type=int, err=True))
-    python = python or (
-        DEFAULT_PYTHON
-        if yes
-        else click.prompt("Python that has vLLM, on every node", default=DEFAULT_PYTHON, err=True)
-    )
+    if not (python or managed):
+        python = DEFAULT_PYTHON if yes else _ask_python()
+        managed = not python
     facts, problem = facts_of(model, None, model_config)
     draft = first_draft(
         model,
         [NodeDraft(node.host, node.address, node.user or user or "") for node in hosts],
         gpus=gpus,
         gpu_type=gpu,
-        python=python,
+        python=python or "",
+        managed=managed,
         vllm=vllm,
         facts=facts,
     )
@@ -106,6 +107,7 @@ def first_draft(
     gpus: int,
     gpu_type: str | None,
     python: str,
+    managed: bool,
     vllm: str | None,
     facts: ModelFacts | None,
 ) -> Draft:
@@ -118,6 +120,7 @@ def first_draft(
         gpu_type=gpu_type,
         vllm=vllm or default_release(),
         python=python,
+        managed=managed,
         release_from="wish" if vllm else "default",
         tensor=gpus,
         pipeline=len(nodes),
@@ -153,6 +156,17 @@ def _ask_nodes() -> list[NodeDraft]:
         if not text:
             return nodes
         nodes.append(node_of(text))
+
+
+def _ask_python() -> str:
+    """ "" when mtppp is to install vLLM."""
+    answer: str = click.prompt(
+        f"Python that has vLLM, on every node, such as {DEFAULT_PYTHON} (empty: mtppp installs it)",
+        default="",
+        show_default=False,
+        err=True,
+    )
+    return answer
 
 
 def _ask_user() -> str | None:

@@ -60,6 +60,7 @@ class Draft:
     """What will be written.
 
     Attributes:
+        python: "" for the default of a managed environment.
         comments: by key path of the file.
         obstacles: any one of them forbids the deployment.
     """
@@ -72,6 +73,7 @@ class Draft:
     python: str
     gpu_type: str | None = None
     device: Device = "cuda"
+    managed: bool = False
     ssh_config: Path | None = None
     release_from: ReleaseFrom = "default"
     tensor: int = 1
@@ -102,7 +104,11 @@ class Draft:
             model["revision"] = self.revision
         if self.served_name:
             model["served_name"] = self.served_name
-        runtime: dict[str, Any] = {"vllm": self.vllm, "python": self.python}
+        runtime: dict[str, Any] = {"vllm": self.vllm}
+        if self.managed:
+            runtime["environment"] = "managed"
+        if self.python:
+            runtime["python"] = self.python
         if self.device != "cuda":
             runtime["device"] = self.device
         if self.env:

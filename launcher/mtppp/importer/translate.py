@@ -57,7 +57,8 @@ def translate(
         nodes=nodes,
         gpus=1,
         vllm=wishes.vllm or _image_release(command) or default_release,
-        python=wishes.python or command.python or DEFAULT_PYTHON,
+        python=wishes.python or ("" if wishes.managed else command.python or DEFAULT_PYTHON),
+        managed=wishes.managed,
         gpu_type=wishes.gpu_type,
         release_from="wish" if wishes.vllm else "image" if _image_release(command) else "default",
     )
@@ -159,17 +160,23 @@ def _note_runtime(draft: Draft, command: ServeCommand, wishes: Wishes) -> None:
         draft.note(
             "changed",
             container.image,
-            "mtppp runs vLLM from a Python on every node, not from an image: install "
-            f"vllm=={draft.vllm} and ray>=2.60 there",
+            "mtppp runs vLLM from a Python on every node, not from an image"
+            + (
+                ", and makes that"
+                if wishes.managed
+                else f": install vllm=={draft.vllm} and ray>=2.60 there, or import with --managed"
+            ),
         )
         _note_cache(draft, command)
-    if wishes.python is None and command.python is None:
+    if wishes.managed:
+        draft.comments["runtime", "environment"] = "mtppp installs vLLM on every node, locked"
+    elif wishes.python is None and command.python is None:
         draft.comments["runtime", "python"] = "SET THIS: the Python on every node that has vLLM"
         draft.note(
             "fill in",
             "runtime.python",
             f"the Python on every node that has vLLM and Ray; {draft.python} holds its place "
-            "(or import with --python)",
+            "(or import with --python, or with --managed: mtppp installs both)",
         )
 
 

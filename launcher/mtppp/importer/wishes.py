@@ -19,6 +19,8 @@ class Wishes:
         gpus: per node; None: as many as the parallel sizes need.
         gpu_type: a key of `GPU_TYPES`.
         device: None: CPUs where the command is plainly for them.
+        managed: mtppp is to make the environment that has vLLM; `python` is then what it is made
+            with, None: the default.
         ssh_config: to reach the nodes with; None: the operator's own.
     """
 
@@ -29,4 +31,5 @@ class Wishes:
     gpus: int | None = None
     gpu_type: str | None = None
     device: Device | None = None
+    managed: bool = False
     ssh_config: Path | None = None

@@ -75,6 +75,17 @@ def test_the_public_recipe_is_imported_and_planned_and_nothing_is_in_the_way(
     assert "stage_boundary" in report["plan"]["patches"]
 
 
+def test_an_image_s_vllm_can_be_installed_by_mtppp(tmp_path: Path) -> None:
+    command = "docker run --gpus all vllm/vllm-openai:v0.32.0 org/m -tp 8"
+    assert "or import with --managed" in run(command).stderr
+    result = run(command, "--managed", "--node=10.0.0.1")
+    assert "and makes that" in result.stderr
+    assert "fill in" not in result.stderr
+    (tmp_path / "cluster.yaml").write_text(result.stdout)
+    runtime = load(tmp_path / "cluster.yaml").cluster.runtime
+    assert (runtime.environment, runtime.vllm) == ("managed", "0.32.0")
+
+
 def test_files_with_one_command_per_node(tmp_path: Path) -> None:
     for rank, more in ((0, ""), (1, " --headless")):
         (tmp_path / f"node{rank}.sh").write_text(

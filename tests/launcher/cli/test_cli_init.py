@@ -7,6 +7,7 @@ from click.testing import CliRunner, Result
 
 from mtppp.cli.init import command as init
 from mtppp.cluster import Cluster, load
+from mtppp.cluster.schema import MANAGED_WITH
 from mtppp.errors import ConfigurationError, Refused
 
 NODES = ("--node", "a=10.0.0.1", "--node", "b=10.0.0.2")
@@ -41,6 +42,18 @@ def test_answers_make_a_file(tmp_path: Path) -> None:
     assert cluster.speculative is not None
     assert cluster.speculative.tokens == 3
     assert result.stdout == ""
+
+
+def test_who_has_no_vllm_has_it_installed(tmp_path: Path) -> None:
+    answers = "org/m\na=10.0.0.1\n\n\n\n\n"
+    cluster, _ = run(tmp_path / "cluster.yaml", answers=answers)
+    assert (cluster.runtime.environment, cluster.runtime.python) == ("managed", MANAGED_WITH)
+    given = ("--yes", "--managed", "--python", "/usr/bin/python3.12", "--model", "org/m")
+    cluster, _ = run(tmp_path / "other.yaml", *given, *NODES)
+    assert (cluster.runtime.environment, cluster.runtime.python) == (
+        "managed",
+        "/usr/bin/python3.12",
+    )
 
 
 def test_options_ask_nothing(tmp_path: Path) -> None:
