@@ -129,7 +129,8 @@ def in_words(counts: Sequence[int]) -> str:
         return "/".join(map(str, counts))
     runs = [(layers, len(list(run))) for layers, run in groupby(counts)]
     (layers, stages), *others = runs
-    return ", ".join([f"{stages} stages of {layers}", *(f"{n} of {size}" for size, n in others)])
+    first = f"{stages} stage{'s' * (stages > 1)} of {layers}"
+    return ", ".join([first, *(f"{n} of {size}" for size, n in others)])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from mtppp.plan.partition import (
     check_partition,
     evaluate,
     explain,
+    in_words,
     most_tokens,
     nearest_legal,
     refuse_illegal,
@@ -274,6 +275,12 @@ def test_the_larger_host_takes_more_layers() -> None:
 def test_the_slower_host_takes_fewer_layers() -> None:
     slow_last = partition_problem(GLM, MTP, [H100] * 2, slowness=[10, 12])
     assert best_partition(slow_last).counts == (46, 32)
+
+
+def test_partitions_in_words() -> None:
+    assert in_words((42, 36)) == "42/36"
+    assert in_words((2,) * 28 + (1,) * 36) == "28 stages of 2, 36 of 1"
+    assert in_words((6,) + (4,) * 18) == "1 stage of 6, 18 of 4"
 
 
 def test_64_stages_in_under_a_second() -> None:
