@@ -8,6 +8,7 @@ scripts/generate_docs.py --check   exit status 1 when one is not as the sources 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import types
 from collections.abc import Iterator
@@ -74,6 +75,12 @@ def support_page() -> str:
         "",
         *_table(("release", "family", "decoding", "evidence", "note"), _families()),
         "",
+        "## Records",
+        "",
+        "What was run, in `patches/evidence`; a row above claims no more than its record shows.",
+        "",
+        *_table(("record", "date", "shows"), _records()),
+        "",
         "## Patches",
         "",
         *_table(("patch", "releases", "why", "obsolete by"), (_patch_row(p) for p in PATCHES)),
@@ -96,6 +103,26 @@ def _families() -> Iterator[tuple[str, ...]]:
     for release in RELEASES:
         for family in support().releases.get(release, {}).values():
             yield release, f"`{family.model_type}`", family.decode, _evidence(family), family.note
+
+
+def _records() -> Iterator[tuple[str, ...]]:
+    for path in sorted((ROOT / "patches/evidence").glob("*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        yield f"`{path.name}`", record["date"], "; ".join(_shown(record))
+
+
+def _shown(record: dict[str, Any]) -> Iterator[str]:
+    """What a record shows: of classes, of engines, or of configurations."""
+    for patch, families in record.get("shows", {}).items():
+        if families:
+            yield f"{patch}: {', '.join(families)}"
+    if "arms" in record:
+        arms = [
+            name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1
+        ]
+        yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
+    if releases := record.get("releases"):
+        yield f"config: {len(releases)} releases, with and without `config_gate`"
 
 
 def _evidence(family: Family) -> str:

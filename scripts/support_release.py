@@ -2,16 +2,22 @@
 """Examine a release of vLLM and propose its rows of patches/mtppp_patches/support.json.
 
     scripts/support_release.py 0.34.0
+    scripts/support_release.py 0.34.0 --on 0.33.0      # without a build for CPUs
+    scripts/support_release.py 0.34.0 --models demo-glm4-moe --candidates pp2-k3 --scenarios ends
 
 1. Compares what the patches replace or lean on with the newest release known before it.
 2. Makes GLM-5.2's published configuration with the release's own classes.
-3. Runs each demo model over stages against one stage (`relay_matrix.py`), with the patches that
+3. Runs the release's model classes in process groups (`class_evidence.py`).
+4. Runs each demo model over stages against one stage (`relay_matrix.py`), with the patches that
    are for this release; a release that no patch names runs as it ships.
 
-Prints what it found on stderr and the rows as JSON on stdout; results of step 3 are written to
-patches/evidence. Changes no source: whoever adds the release reads first what has changed, names it
-in `releases.py` and in the patches, and records fingerprints with `fingerprint_sources.py`. An hour
-on two CPU cores. Exit status: 0 all of it right, 1 otherwise.
+Says on stderr what it found; the rows are JSON on stdout, and the records they cite are written to
+patches/evidence. With --models, --candidates or --scenarios a part is run: its records go to a
+temporary directory, and a part proposes no row.
+
+Changes no source: whoever adds the release reads first what has changed, names it in `releases.py`
+and in the patches, and records fingerprints with `fingerprint_sources.py`. An hour on two CPU
+cores. Exit status: 0 all that was run is right, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -20,21 +26,32 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "patches"), str(ROOT / "scripts")]
 
+import class_evidence  # noqa: E402
 from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint  # noqa: E402
 from mtppp_patches.patch import known_fingerprints  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
-from relay_matrix import environment, say  # noqa: E402
+from mtppp_patches.support import DECODE, Evidence, must_be_proven  # noqa: E402
 
-MODELS = ("demo-glm4-moe", "demo-deepseek-v3")
-DTYPES = {"demo-glm4-moe": "float32", "demo-deepseek-v3": "bfloat16"}
+MODELS = {"demo-glm4-moe": "float32", "demo-deepseek-v3": "float32"}
+"""Demo models, and the precision in which each is run."""
+
+DRAFTERS = {
+    "glm4_moe": "vllm.model_executor.models.glm4_moe_mtp:Glm4MoeMTP",
+    "deepseek_v3": "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP",
+    "deepseek_v32": "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP",
+    "glm_moe_dsa": "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP",
+}
+"""The families that rows are proposed for."""
 
 
 def main() -> int:
@@ -43,41 +60,96 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("release")
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--on", metavar="RELEASE", help="whose compiled parts to use")
+    parser.add_argument("--models", help="of the demo models, only these")
+    parser.add_argument("--candidates", help="see relay_matrix.py")
+    parser.add_argument("--scenarios", help="see relay_matrix.py")
     arguments = parser.parse_args()
-    release, models = arguments.release, arguments.models.split(",")
+    part = any((arguments.models, arguments.candidates, arguments.scenarios))
+    if not part:
+        return examine(arguments, ROOT / "patches/evidence", part=False)
+    with tempfile.TemporaryDirectory(prefix="support-release-") as directory:
+        return examine(arguments, Path(directory), part=True)
 
-    python = environment(release)
+
+def examine(arguments: argparse.Namespace, records: Path, *, part: bool) -> int:
+    """Run what is asked for; the exit status."""
+    release = arguments.release
+    python = class_evidence.python_of(release, arguments.on)
     for line in changes(release, package_root(python)):
         say(line)
-    gate = subprocess.run(
-        [
-            ROOT / "scripts/config_gate.py",
-            "--published-only",
-            "--output=/dev/null",
-            f"{release}={python}",
-        ],
-        check=False,
-    )
-    say(f"configuration of GLM-5.2: {'as it must be' if gate.returncode == 0 else 'WRONG'}")
-    rows = {}
-    for model in models:
-        output = ROOT / "patches/evidence" / f"{release}-{model}.json"
-        subprocess.run(
-            [
-                ROOT / "scripts/relay_matrix.py",
-                release,
-                ROOT / "cluster_configs/models" / model,
-                f"--dtype={DTYPES[model]}",
-                f"--output={output}",
-            ],
-            check=False,
+
+    gate = [ROOT / "scripts/config_gate.py", "--published-only", "--output=/dev/null"]
+    gate_right = succeeds(*gate, f"{release}={python}")
+    say(f"configuration of GLM-5.2: {'as it must be' if gate_right else 'WRONG'}")
+
+    classes = class_evidence.examine(release, python, arguments.on)
+    (records / f"{release}-classes.json").write_text(class_evidence.text_of(classes), "utf-8")
+    for patch, problems in classes["problems"].items():
+        shown = ", ".join(classes["shows"].get(patch, ())) or "nothing"
+        say(f"classes, {patch}: {'; '.join(problems) or f'shown for {shown}'}")
+
+    engines = []
+    for model in (arguments.models or ",".join(MODELS)).split(","):
+        output = records / f"{release}-{model}.json"
+        part_of = {name: getattr(arguments, name) for name in ("candidates", "scenarios")}
+        options = [f"--{name}={value}" for name, value in part_of.items() if value]
+        options += [f"--dtype={MODELS[model]}", f"--python={python}", f"--output={output}"]
+        succeeds(
+            ROOT / "scripts/relay_matrix.py",
+            release,
+            ROOT / "cluster_configs/models" / model,
+            *options,
         )
-        model_type, row = proposal(json.loads(output.read_text()), output)
-        rows[model_type] = row
-    print(json.dumps({release: rows}, indent=1))
-    right = gate.returncode == 0 and all(row["decode"] != "broken" for row in rows.values())
+        if output.exists():
+            engines.append(json.loads(output.read_text(encoding="utf-8")))
+        say(f"engines, {model}: {verdict_of(engines[-1]) if output.exists() else 'NO RESULT'}")
+
+    right = gate_right and not any(classes["problems"].values())
+    right = right and len(engines) > 0 and all(engine["right"] for engine in engines)
+    if part:
+        say("a part was run: it proposes no row")
+    else:
+        print(json.dumps({release: proposal(release, classes, engines)}, indent=1))
     return 0 if right else 1
+
+
+def proposal(
+    release: str, classes: Mapping[str, Any], engines: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The rows of a release, from what was recorded of it. Pure.
+
+    A family that no CPU runs decodes as another does, on the same path; what else it needs of the
+    patches is in `classes`.
+    """
+    ran = {engine["model_type"]: engine for engine in engines}
+    rows = {}
+    for model_type, drafter in DRAFTERS.items():
+        engine = ran.get(model_type) or next((e for e in engines if e["right"]), None)
+        if engine is None:
+            continue
+        record = f"patches/evidence/{release}-{engine['model']}.json"
+        evidence = {DECODE: Evidence("engine", engine["model_type"], engine["date"], record)}
+        record = f"patches/evidence/{release}-classes.json"
+        for patch, families in classes["shows"].items():
+            if model_type in families and must_be_proven(patch, model_type):
+                evidence[patch] = Evidence("class", model_type, classes["date"], record)
+        patched = any(p.scope == "decode" and release in p.releases for p in PATCHES)
+        rows[model_type] = {
+            "drafter": drafter,
+            "decode": "broken" if not engine["right"] else "patched" if patched else "native",
+            "evidence": {key: asdict(item) for key, item in evidence.items()},
+        }
+    return rows
+
+
+def verdict_of(engine: Mapping[str, Any]) -> str:
+    wrong = [name for name, arm in engine["arms"].items() if not arm["right"]]
+    return f"WRONG: {', '.join(wrong)}" if wrong else f"right: {', '.join(engine['arms'])}"
+
+
+def succeeds(*command: str | Path) -> bool:
+    return subprocess.run(command, check=False, stdout=sys.stderr).returncode == 0
 
 
 def package_root(python: Path) -> Path:
@@ -88,37 +160,31 @@ def package_root(python: Path) -> Path:
 
 
 def changes(release: str, root: Path) -> Iterator[str]:
-    """One line per target whose source is not the one of the release before."""
-    before = max((r for r in RELEASES if version(r) <= version(release)), key=version)
+    """One line per target whose source is not the one of the newest release before."""
+    before = max((r for r in RELEASES if version(r) < version(release)), key=version, default=None)
+    if before is None:
+        yield f"nothing is known of a release before {release}"
+        return
     yield f"compared with {before}:"
     for patch in PATCHES:
         for target in patch.targets:
-            known = known_fingerprints().get(target.name, {}).get(before)
+            if before not in (target.releases or patch.releases):
+                continue
             try:
                 now = fingerprint(root, target.module, target.attribute)
             except SourceNotFoundError:
-                now = None
-            if now != known:
-                what = "gone" if now is None else "new" if known is None else "changed"
-                yield f"  {what}: {target.name} ({patch.name})"
+                yield f"  gone: {target.name} ({patch.name})"
+                continue
+            if now != known_fingerprints()[target.name][before]:
+                yield f"  changed: {target.name} ({patch.name})"
 
 
 def version(release: str) -> tuple[int, ...]:
     return tuple(int(part) for part in release.split("."))
 
 
-def proposal(result: dict[str, Any], record: Path) -> tuple[str, dict[str, Any]]:
-    """model_type and its row, from a result of `relay_matrix.py`."""
-    release, model_type = result["release"], result["model_type"]
-    patched = any(p.scope == "decode" and release in p.releases for p in PATCHES)
-    evidence = {
-        "level": "engine",
-        "on": model_type,
-        "date": result["date"],
-        "record": str(record.relative_to(ROOT)),
-    }
-    decode = "broken" if not result["right"] else "patched" if patched else "native"
-    return model_type, {"decode": decode, "evidence": {"decode": evidence}}
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

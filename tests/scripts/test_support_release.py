@@ -1,0 +1,50 @@
+"""What `scripts/support_release.py` compares and proposes, without running anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from mtppp_patches import support as table  # noqa: E402
+from mtppp_patches.support import parse  # noqa: E402
+from support_release import changes, proposal  # noqa: E402
+
+CLASSES = json.loads((ROOT / "patches/evidence/0.29.0-classes.json").read_text())
+
+
+def engine(model: str, model_type: str, *, right: bool = True) -> dict[str, Any]:
+    return {"model": model, "model_type": model_type, "date": "2026-01-02", "right": right}
+
+
+def test_rows_are_what_support_json_takes_and_cite_their_records() -> None:
+    rows = proposal("0.29.0", CLASSES, [engine("demo-glm4-moe", "glm4_moe")])
+    whole = json.loads(Path(table.__file__).with_name("support.json").read_text())
+    parsed = parse(json.dumps(whole | {"releases": {"0.29.0": rows}})).releases["0.29.0"]
+    glm = parsed["glm_moe_dsa"]
+    assert set(glm.evidence) == {"decode", "drafter_weights", "stage_boundary", "index_share"}
+    assert (glm.evidence["decode"].on, glm.decode) == ("glm4_moe", "patched")
+    assert glm.evidence["decode"].record == "patches/evidence/0.29.0-demo-glm4-moe.json"
+    assert set(parsed["glm4_moe"].evidence) == {"decode"}
+
+
+def test_a_family_that_ran_wrong_is_broken_and_vouches_for_no_other() -> None:
+    wrong = engine("demo-glm4-moe", "glm4_moe", right=False)
+    assert proposal("0.29.0", CLASSES, []) == {}
+    assert set(proposal("0.29.0", CLASSES, [wrong])) == {"glm4_moe"}
+    rows = proposal("0.32.0", CLASSES, [wrong, engine("demo-deepseek-v3", "deepseek_v3")])
+    assert rows["glm4_moe"]["decode"] == "broken"
+    assert rows["glm_moe_dsa"]["decode"] == "native"
+    assert rows["glm_moe_dsa"]["evidence"]["decode"]["on"] == "deepseek_v3"
+
+
+def test_what_is_gone_is_told(tmp_path: Path) -> None:
+    first, *lines = changes("0.34.0", tmp_path)
+    assert first == "compared with 0.33.0:"
+    gone = "  gone: vllm.models.deepseek_v32.nvidia.model:DeepseekV32Model.forward (stage_boundary)"
+    assert gone in lines
+    assert not any("draft_relay" in line for line in lines), "obsolete since 0.30"
