@@ -6,6 +6,7 @@
     ├── Refused                4  the combination is known to be wrong, or not proven
     └── HostError              1  something failed on, or on the way to, one host
         ├── ConnectFailed
+        ├── ForwardingProhibited
         ├── RemoteCommandFailed
         ├── HostTimeout
         └── Locked
@@ -70,6 +71,10 @@ class HostError(MtpppError):
 
 class ConnectFailed(HostError):
     """The host could not be reached or would not let us in."""
+
+
+class ForwardingProhibited(HostError):
+    """The host's sshd does not carry connections to a port."""
 
 
 class RemoteCommandFailed(HostError):

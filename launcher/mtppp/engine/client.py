@@ -10,6 +10,12 @@ from typing import Any, NoReturn, Self
 import httpx
 
 from mtppp.errors import MtpppError
+from mtppp.hosts.forward import PrivateForwarder
+
+# A hung server does not answer at all; a slow link has a round trip or two of several seconds.
+_HEALTH_TIMEOUT = 15.0
+# Seconds. vLLM closes a connection that is idle for 5 s, and a request just then would be lost.
+_IDLE = 2.0
 
 # A label's value is quoted and may hold anything, braces included.
 _SAMPLE = re.compile(
@@ -75,14 +81,28 @@ class EngineClient:
         base_url: such as "http://10.0.0.1:8000".
         timeout: seconds for one answer.
         headers: sent with each request, an Authorization for instance.
+        forwarder: carries connections to the server; None to connect from here.
     """
 
     def __init__(
-        self, base_url: str, *, timeout: float = 60.0, headers: Mapping[str, str] | None = None
+        self,
+        base_url: str,
+        *,
+        timeout: float = 60.0,
+        headers: Mapping[str, str] | None = None,
+        forwarder: PrivateForwarder | None = None,
     ) -> None:
         self.base_url = base_url
+        self._timeout = timeout
+        self._forwarder = forwarder
+        limits = httpx.Limits(keepalive_expiry=_IDLE)
+        uds = None if forwarder is None else forwarder.path
         self._http = httpx.Client(
-            base_url=base_url, timeout=timeout, headers=dict(headers or {}), trust_env=False
+            base_url=base_url,
+            timeout=timeout,
+            headers=dict(headers or {}),
+            trust_env=False,
+            transport=httpx.HTTPTransport(uds=uds, limits=limits, trust_env=False),
         )
 
     def close(self) -> None:
@@ -101,7 +121,8 @@ class EngineClient:
         stays healthy.
         """
         try:
-            return self._http.get("/health", timeout=5.0).status_code == 200
+            timeout = min(self._timeout, _HEALTH_TIMEOUT)
+            return self._http.get("/health", timeout=timeout).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -154,11 +175,11 @@ class EngineClient:
         try:
             response = self._http.send(request)
         except httpx.TimeoutException:
-            raise NotReachable(
-                f"{request.url} gave no answer in {self._http.timeout.read:g} s"
-            ) from None
+            raise NotReachable(f"{request.url} gave no answer in {self._timeout:g} s") from None
         except httpx.HTTPError as error:
-            raise NotReachable(f"{request.url}: {error or type(error).__name__}") from None
+            forwarded = self._forwarder.problem if self._forwarder is not None else ""
+            reason = forwarded or str(error) or type(error).__name__
+            raise NotReachable(f"{request.url}: {reason}") from None
         if response.status_code != 200:
             raise BadAnswer(
                 f"{request.url} answered {response.status_code}: {response.text[:300]}",

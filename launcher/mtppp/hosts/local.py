@@ -6,12 +6,13 @@ import contextlib
 import os
 import pwd
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from mtppp.errors import HostTimeout
+from mtppp.errors import ConnectFailed, HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
 from mtppp.hosts.transport import HELD_BEAT, HELD_PATIENCE, Completed, Held
 
@@ -38,6 +39,20 @@ class LocalTransport:
 
     def close(self) -> None:
         """There is nothing to close."""
+
+    def open_stream(self, address: str, port: int, *, timeout: float) -> socket.socket:
+        """Connect to a port.
+
+        Raises:
+            ConnectFailed: nothing listens there.
+        """
+        try:
+            stream = socket.create_connection((address, port), timeout)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ConnectFailed(self._host, f"{address} port {port}: {reason}") from None
+        stream.settimeout(None)
+        return stream
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float) -> Completed:
         """Run one command to its end.

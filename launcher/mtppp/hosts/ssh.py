@@ -13,10 +13,10 @@ from types import TracebackType
 
 import paramiko
 
-from mtppp.errors import ConnectFailed, HostTimeout
+from mtppp.errors import ConnectFailed, ForwardingProhibited, HostTimeout
 from mtppp.hosts.command import check_argv, decoded, last_lines, shown
 from mtppp.hosts.ssh_config import SshTarget, resolve_route
-from mtppp.hosts.ssh_connection import Connection, Liveness, Session
+from mtppp.hosts.ssh_connection import PROHIBITED, Connection, Forward, Liveness, Session
 from mtppp.hosts.transport import HELD_PATIENCE, Completed, Held
 
 __all__ = ["Liveness", "SshTarget", "SshTransport"]
@@ -123,6 +123,29 @@ class SshTransport:
         if status < 0:
             raise self._lost(connection, argv, cause)
         return Completed(status, decoded(outputs.stdout), decoded(outputs.stderr))
+
+    def open_stream(self, address: str, port: int, *, timeout: float) -> Forward:
+        """Connect to a port as the host itself reaches it, through the SSH connection.
+
+        Raises:
+            ForwardingProhibited: the host's sshd does not allow it.
+            ConnectFailed: the SSH connection cannot be opened or was lost, or nothing listens.
+        """
+        connection = self._connected()
+        try:
+            return connection.open_forward(address, port, timeout)
+        except paramiko.ChannelException as error:
+            if error.code == PROHIBITED:
+                raise ForwardingProhibited(
+                    self.host,
+                    "its sshd does not carry connections to a port",
+                    hint="Set `AllowTcpForwarding local` in its sshd_config.",
+                ) from None
+            reason = f"{address} port {port}, from there: {error.text}"
+            raise ConnectFailed(self.host, reason) from None
+        except _LOST as error:
+            reason = f"no connection to {address} port {port} from there: {_reason(error)}"
+            raise ConnectFailed(self.host, reason) from error
 
     def _connected(self) -> Connection:
         with self._lock:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol, cast
 
 import paramiko
-from paramiko.common import MSG_CHANNEL_REQUEST, MSG_CHANNEL_SUCCESS
+from paramiko.common import MSG_CHANNEL_CLOSE, MSG_CHANNEL_REQUEST, MSG_CHANNEL_SUCCESS
 from paramiko.packet import Packetizer
 
 from mtppp.errors import ConnectFailed
@@ -30,7 +30,8 @@ from mtppp.hosts.transport import HELD_BEAT
 _STEP_TIMEOUT = 30.0
 _SEND_BYTES = 1 << 15
 _CLOSE_PATIENCE = 1.0
-_PROHIBITED = 1  # RFC 4254, 5.1: a channel was refused by policy
+_FULL_PAUSE = 0.005
+PROHIBITED = 1  # RFC 4254, 5.1: a channel was refused by policy
 
 # Everything that goes wrong ends in an exception here; without a handler, logging would print
 # paramiko's accounts of it, tracebacks included, on stderr.
@@ -109,6 +110,18 @@ class Connection:
         # will do, and servers refuse requests that they do not know.
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self.transport.global_request("keepalive@openssh.com", wait=True)
+
+    def open_forward(self, address: str, port: int, timeout: float) -> Forward:
+        """A connection to a port as the server reaches it.
+
+        Raises:
+            paramiko.ChannelException: the server does not allow it, or cannot connect.
+            paramiko.SSHException, EOFError, OSError: the server does not answer, or is gone.
+        """
+        channel = self.transport.open_channel(
+            "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout
+        )
+        return Forward(self.transport, channel)
 
     def _ask_for_signs_of_life(self, interval: float) -> None:
         while not self._closed.wait(interval) and self.transport.is_active():
@@ -202,9 +215,9 @@ class Session:
         self._started = False
         self._over = False
         self._sending = threading.Lock()
-        self._sessions = transport.messages.sessions
+        self._users = transport.messages.users
         self.exit_signal: str | None = None
-        self._sessions[channel.get_id()] = self
+        self._users[channel.get_id()] = self
 
     def start(self, command: bytes) -> None:
         """Start the command.
@@ -226,7 +239,7 @@ class Session:
         self._over = True
         if sent:
             self._sending.release()
-        self._sessions.pop(self.channel.get_id(), None)
+        self._users.pop(self.channel.get_id(), None)
         with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
             self.channel.close()
 
@@ -261,8 +274,83 @@ class Session:
             self.channel.send(b"\n")
 
 
+class Forward:
+    """A connection to a port on the server's side, to be used as a socket.
+
+    Unlike a session's input, what is to be sent comes at any time, while the connection's thread
+    may be waiting for a message. So other threads send, and that thread holds back a CLOSE until
+    none of them does.
+    """
+
+    def __init__(self, transport: _Transport, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._over = False
+        self._users = transport.messages.users
+        self._users[channel.get_id()] = self
+
+    def recv(self, size: int, /) -> bytes:
+        return self._channel.recv(size)
+
+    def sendall(self, data: bytes, /) -> None:
+        """Send everything, waiting while the channel's window is full.
+
+        Raises:
+            OSError: the channel is closed.
+        """
+        rest = memoryview(data)
+        while rest:
+            with self._sending:
+                if self._over or self._channel.closed:
+                    raise BrokenPipeError(errno.EPIPE, "the channel is closed")
+                # Without room, it would wait for the thread that waits for this lock.
+                room = self._channel.send_ready()
+                if room:
+                    rest = rest[self._send(bytes(rest[:_SEND_BYTES])) :]
+            if not room:
+                time.sleep(_FULL_PAUSE)
+
+    def _send(self, data: bytes) -> int:
+        try:
+            return self._channel.send(data)
+        except (paramiko.SSHException, EOFError) as error:
+            raise ConnectionAbortedError(errno.ECONNABORTED, str(error)) from error
+
+    def shutdown(self, how: int, /) -> None:
+        """End the sending direction; `how` as for a socket."""
+        with self._sending:
+            if how == socket.SHUT_RD or self._over:
+                return
+            self._over = True
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self._channel.shutdown_write()
+
+    def close(self) -> None:
+        with self._sending:
+            self._over = True
+        self._users.pop(self._channel.get_id(), None)
+        with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+            self._channel.close()
+
+    def heard(self, kind: int, message: paramiko.Message) -> None:
+        """Take note of a message for the channel. In the connection's thread."""
+        if kind == MSG_CHANNEL_CLOSE:
+            with self._sending:
+                self._over = True
+
+    def send_input(self) -> None:
+        """Nothing waits to be sent in the connection's thread."""
+
+
+class _ChannelUser(Protocol):
+    """Who uses a channel; both methods are called in the connection's thread."""
+
+    def heard(self, kind: int, message: paramiko.Message) -> None: ...
+    def send_input(self) -> None: ...
+
+
 class _Packetizer(Packetizer):
-    """Shows sessions the messages for their channels, and lets them send in between."""
+    """Shows users of channels the messages for these, and lets them send in between."""
 
     # When the server closes a channel just after paramiko has asked for new keys, paramiko waits
     # for them in the thread that has to negotiate them, and the connection is lost. So ask late:
@@ -271,21 +359,21 @@ class _Packetizer(Packetizer):
 
     def __init__(self, stream: socket.socket) -> None:
         super().__init__(stream)
-        self.sessions: dict[int, Session] = {}
+        self.users: dict[int, _ChannelUser] = {}
         self.may_send = threading.Event()
 
     def read_message(self) -> tuple[int, paramiko.Message]:
         # The last message has been dealt with, and this is the thread that does that.
-        for session in list(self.sessions.values()):
+        for user in list(self.users.values()):
             # During a key exchange, sending would wait for this thread.
             if self.may_send.is_set():
-                session.send_input()
+                user.send_input()
         kind, message = super().read_message()
-        if kind in (MSG_CHANNEL_SUCCESS, MSG_CHANNEL_REQUEST):
+        if kind in (MSG_CHANNEL_SUCCESS, MSG_CHANNEL_REQUEST, MSG_CHANNEL_CLOSE):
             content = paramiko.Message(message.asbytes())
-            session_of = self.sessions.get(content.get_int())
-            if session_of is not None:
-                session_of.heard(kind, content)
+            user_of = self.users.get(content.get_int())
+            if user_of is not None:
+                user_of.heard(kind, content)
         return kind, message
 
 
@@ -382,7 +470,7 @@ def _open_through(step: _Step, previous: _Transport) -> paramiko.Channel:
     except paramiko.ChannelException as error:
         reason = (
             "the jump host before it does not allow forwarding"
-            if error.code == _PROHIBITED
+            if error.code == PROHIBITED
             else "the jump host before it cannot connect to it"
         )
         raise step.failed(reason) from error

@@ -40,6 +40,17 @@ class Held(Protocol):
         """Send a last input, end it, and give the command a few seconds to end."""
 
 
+class Stream(Protocol):
+    """A connection to a port, as far as a socket is one."""
+
+    def recv(self, size: int, /) -> bytes:
+        """At most `size` bytes; none when the other side has ended."""
+
+    def sendall(self, data: bytes, /) -> None: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class Transport(Protocol):
     """Runs commands on one host. Safe to use from several threads at once."""
 
@@ -81,6 +92,14 @@ class Transport(Protocol):
 
         Raises:
             ConnectFailed, HostTimeout: as `run` does.
+        """
+
+    def open_stream(self, address: str, port: int, *, timeout: float) -> Stream:
+        """Connect to a port as the host itself reaches it.
+
+        Raises:
+            ForwardingProhibited: the host's sshd does not allow it.
+            ConnectFailed: the connection is gone, or nothing listens there.
         """
 
     def close(self) -> None:

@@ -8,12 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from mtppp.cluster import Cluster
+from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
 from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
 from mtppp.model.facts import ModelFacts
 from mtppp.phases.environment_maker import EnvironmentMaker
+from mtppp.phases.reach import Way, find_way
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
 from mtppp.plan.review import Review
@@ -51,11 +53,38 @@ class Deployment:
     running: bool = False
     restart: bool = False
     finished: bool = False
+    _way: Way | None = None
 
     def close(self) -> None:
         """Close the connections to the nodes."""
+        if self._way is not None:
+            self._way.close()
         for node in self.nodes:
             node.transport.close()
+
+    def engine(self, endpoint: str, *, timeout: float = 60.0) -> EngineClient:
+        """A client of the server at `endpoint`, which runs on the first node.
+
+        Args:
+            timeout: seconds for one answer.
+
+        Raises:
+            HostError: the first node cannot be talked to.
+        """
+        key = self.secrets.get("VLLM_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        forwarder = self.way(endpoint).forwarder
+        return EngineClient(endpoint, timeout=timeout, headers=headers, forwarder=forwarder)
+
+    def way(self, endpoint: str) -> Way:
+        """How HTTP gets to the server.
+
+        Raises:
+            HostError: the first node cannot be talked to.
+        """
+        if self._way is None:
+            self._way = find_way(self.cluster.nodes[0], self.nodes[0].transport, endpoint)
+        return self._way
 
     @property
     def plan(self) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from mtppp.console import Step
 from mtppp.engine.client import BadAnswer, EngineClient, Generated
@@ -22,9 +21,7 @@ class FirstTokens(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         plan = deployment.plan
-        with EngineClient(
-            plan.endpoint, timeout=DEADLINE, headers=_authorization(deployment.secrets)
-        ) as client:
+        with deployment.engine(plan.endpoint, timeout=DEADLINE) as client:
             served = client.models()
             if plan.served_name not in served:
                 raise MtpppError(
@@ -49,12 +46,6 @@ class FirstTokens(WithoutTrace):
         step.note = f"{answer.text!r} ({answer.tokens} tokens in {seconds:.1f} s)" + (
             f"; chat: {chat.text!r}" if chat else "; the model has no chat template"
         )
-
-
-def _authorization(secrets: Mapping[str, str]) -> dict[str, str]:
-    """What the server asks of its clients when it has a key."""
-    key = secrets.get("VLLM_API_KEY")
-    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def _server_log(deployment: Deployment) -> str:

@@ -49,9 +49,10 @@ class WaitUntilReady(WithoutTrace):
     title = "ready"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        with EngineClient(deployment.plan.endpoint) as client:
+        endpoint = deployment.plan.endpoint
+        with deployment.engine(endpoint) as client:
             _wait(deployment, client, step)
-        step.note = deployment.plan.endpoint
+        step.note = f"{endpoint}, asked {deployment.way(endpoint)}"
 
 
 def _wait(deployment: Deployment, client: EngineClient, step: Step) -> None:

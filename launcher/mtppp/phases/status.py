@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from mtppp.engine.client import EngineClient, EngineError
-from mtppp.errors import MtpppError
+from mtppp.errors import HostError, MtpppError
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import look_at_each
@@ -93,7 +93,7 @@ def ask(deployment: Deployment) -> DeploymentStatus:
     answers = [answered[index] for index in range(len(deployment.nodes))]
     plan = next((answer.plan for answer in answers if answer.plan is not None), None)
     nodes = [answer.status for answer in answers]
-    state, explanation, seconds = _judge(nodes, plan)
+    state, explanation, seconds = _judge(deployment, nodes, plan)
     return DeploymentStatus(
         name=name,
         state=state,
@@ -137,7 +137,7 @@ def _ask_node(name: str, index: int, node: Node) -> _Answer:
 
 
 def _judge(
-    nodes: Sequence[NodeStatus], plan: Mapping[str, Any] | None
+    deployment: Deployment, nodes: Sequence[NodeStatus], plan: Mapping[str, Any] | None
 ) -> tuple[State, str, float | None]:
     unreachable = [node.host for node in nodes if node.problem]
     gone = [
@@ -159,14 +159,14 @@ def _judge(
     if "server" not in (nodes[0].processes or {}) and not nodes[0].problem:
         return "starting", "the server has not been started", None
     assert plan is not None
-    return _ask_server(plan, unreachable)
+    return _ask_server(deployment, plan, unreachable)
 
 
 def _ask_server(
-    plan: Mapping[str, Any], unreachable: Sequence[str]
+    deployment: Deployment, plan: Mapping[str, Any], unreachable: Sequence[str]
 ) -> tuple[State, str, float | None]:
-    client = EngineClient(plan["endpoint"], timeout=HEALTH_DEADLINE)
     beside = f"; {', '.join(unreachable)} could not be asked" if unreachable else ""
+    client = _client(deployment, plan["endpoint"])
     try:
         if not client.healthy():
             return "starting", f"the server is not ready{beside}", None
@@ -177,3 +177,10 @@ def _ask_server(
         return "hung", f"the server says it is healthy, but: {error.message}{beside}", None
     finally:
         client.close()
+
+
+def _client(deployment: Deployment, endpoint: str) -> EngineClient:
+    try:
+        return deployment.engine(endpoint, timeout=HEALTH_DEADLINE)
+    except HostError:  # the server may still be up when its node's sshd is not
+        return EngineClient(endpoint, timeout=HEALTH_DEADLINE)

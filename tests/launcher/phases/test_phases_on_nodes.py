@@ -202,7 +202,7 @@ def test_ready_when_the_server_says_so(deploy: Deploy, step: Step, free_port: in
     make_directories(deployment)
     StartServer().run(deployment, step)
     WaitUntilReady().run(deployment, step)
-    assert step.note == f"http://127.0.0.1:{free_port}"
+    assert step.note == f"http://127.0.0.1:{free_port}, asked directly"
 
 
 @pytest.mark.usefixtures("impatient")
