@@ -12,6 +12,7 @@ from .files import write_files
 from .kernel import (
     cables_up,
     known_host_names,
+    lose_nothing,
     members,
     operator_subnet,
     routed_subnets,
@@ -123,6 +124,9 @@ def bring_up(
         if name in running and not passes:
             set_cable(switch, name, passes=True)
             say(f"{name}: healed")
+    lose_nothing(None, lab.link)
+    for name in names & set(running):
+        lose_nothing(running[name], "eth0")
     new = [host for host in hosts if host.name not in running]
     start_hosts(
         lab,

@@ -12,11 +12,12 @@ from .console import LabError, say
 from .kernel import (
     cables_up,
     known_host_names,
+    lose,
     members,
     operator_subnet,
     set_cable,
 )
-from .names import OPERATOR_INDEX, PRIVATE, SWITCH, Lab, host_at
+from .names import OPERATOR, OPERATOR_INDEX, PRIVATE, SWITCH, Lab, host_at
 from .removal import end, remove
 
 
@@ -80,6 +81,19 @@ def cut(lab: Lab, host: str) -> None:
 def heal(lab: Lab, host: str) -> None:
     switch, _ = running_host(lab, host)
     set_cable(switch, host, passes=True)
+
+
+def part(lab: Lab, one: str, other: str) -> None:
+    for host in {one, other} - {OPERATOR}:
+        running_host(lab, host)
+    subnet = operator_subnet(lab)
+    if one == other or subnet is None:
+        raise LabError(f"{one} and {other} cannot be parted", "name two, as: part operator n2")
+    host, peer = (other, one) if one == OPERATOR else (one, other)
+    if peer == OPERATOR:
+        lose(None, lab.link, str(host_at(subnet, int(host[1:])).address))
+    else:
+        lose(running_host(lab, host)[1], "eth0", str(host_at(subnet, int(peer[1:])).address))
 
 
 def kill(lab: Lab, host: str) -> None:

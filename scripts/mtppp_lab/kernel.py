@@ -25,6 +25,9 @@ def call(*argv: str, stdin: str | None = None) -> str:
     return done.stdout
 
 
+NOBODY = "02:00:00:00:00:00"
+
+
 def in_switch(pid: int, *argv: str, stdin: str | None = None) -> str:
     return call("nsenter", "--net", "--target", str(pid), "--", *argv, stdin=stdin)
 
@@ -83,6 +86,20 @@ def cables_up(switch: int) -> dict[str, bool]:
 
 def set_cable(switch: int, host: str, *, passes: bool) -> None:
     in_switch(switch, "ip", "link", "set", host, "up" if passes else "down")
+
+
+def lose(pid: int | None, device: str, address: str) -> None:
+    """Let what a member, or the operator without a pid, sends to an address go to nobody."""
+    entry = f"neigh replace {address} lladdr {NOBODY} nud permanent dev {device}"
+    _in_member(pid, "ip", *entry.split())
+
+
+def lose_nothing(pid: int | None, device: str) -> None:
+    _in_member(pid, "ip", "neigh", "flush", "nud", "permanent", "dev", device)
+
+
+def _in_member(pid: int | None, *argv: str) -> str:
+    return call(*argv) if pid is None else in_switch(pid, *argv)
 
 
 def known_host_names(lab: Lab, running: dict[str, int]) -> list[str]:

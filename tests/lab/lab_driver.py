@@ -61,6 +61,9 @@ class Lab:
     def heal(self, host: str) -> None:
         self.must("heal", host)
 
+    def part(self, host: str, other: str) -> None:
+        self.must("part", host, other)
+
     def kill(self, host: str) -> None:
         self.must("kill", host)
 

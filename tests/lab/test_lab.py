@@ -227,6 +227,30 @@ class TestFabric:
             answers = lab.output(name, "timeout", "10", "bash", "-c", banners, "bash", *others)
             assert answers.count("SSH-2.0") == len(others)
 
+    def test_part_loses_packets_between_two_and_up_restores(self, mended: Lab) -> None:
+        def reaches(one: str, other: str) -> bool:
+            address = mended.hosts()[other]["address"]
+            script = f"exec 3<>/dev/tcp/{address}/22"
+            return mended.run(one, "timeout", "1", "bash", "-c", script).returncode == 0
+
+        mended.part("n1", "n2")
+        mended.part("n3", "operator")
+        assert [reaches("n1", "n2"), reaches("n2", "n1")] == [False, False]
+        assert [reaches("n1", "n3"), reaches("n2", "n3")] == [True, True]
+        assert ssh(mended, "n3", "-o", "ConnectTimeout=1").returncode == 255
+        assert ssh(mended, "n2").returncode == 0
+        mended.up()
+        assert reaches("n1", "n2")
+        assert ssh(mended, "n3").returncode == 0
+
+    @pytest.mark.parametrize(
+        ("one", "other"), [("n1", "n1"), ("operator", "operator"), ("n1", "n9")]
+    )
+    def test_part_of_what_cannot_be_parted(self, lab: Lab, one: str, other: str) -> None:
+        done = lab.do("part", one, other)
+        assert done.returncode == 1
+        assert "Traceback" not in done.stderr
+
     def test_cut_loses_packets_without_resets_and_heal_restores(self, mended: Lab) -> None:
         address = mended.hosts()["n2"]["address"]
         with subprocess.Popen(

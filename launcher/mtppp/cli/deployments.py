@@ -104,6 +104,7 @@ def _transport(cluster: Cluster, node: Node) -> Transport:
             identity_file=node.identity_file or ssh.identity_file,
             config_file=ssh.config_file,
             known_hosts=ssh.known_hosts,
+            proxy_jump=node.proxy_jump or ssh.proxy_jump,
             connect_timeout=ssh.connect_timeout,
         )
     )

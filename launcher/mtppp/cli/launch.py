@@ -8,6 +8,7 @@ from mtppp.cli.deployments import connectable, resolve, working_on
 from mtppp.console import Console
 from mtppp.phases.launch import LAUNCH
 from mtppp.phases.phase import run_phases
+from mtppp.phases.reach import reachable_from_here
 
 
 @click.command(name="launch")
@@ -27,4 +28,6 @@ def command(deployment: str | None, restart: bool) -> None:
         run_phases(LAUNCH, target, console)
     plan = target.plan
     console.say(f"{plan.name} serves {plan.served_name} at {plan.endpoint}/v1")
+    if not reachable_from_here(plan.endpoint, plan.served_name):
+        console.say(f"that cannot be reached from here: mtppp forward {plan.name}")
     console.say(f"stop it with: mtppp stop {plan.name}")

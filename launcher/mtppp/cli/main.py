@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "verify": ("mtppp.cli.verify", "Decide whether a server still gives the same model."),
     "baseline": ("mtppp.cli.baseline", "Keep a baseline, to verify by it when it is gone."),
     "answers": ("mtppp.cli.answers", "Verify in two steps, at two places."),
+    "forward": ("mtppp.cli.forward", "Make the endpoint reachable on this machine, through ssh."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),
     "model": ("mtppp.cli.model", "Look at a model, from its config.json."),

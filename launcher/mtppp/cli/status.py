@@ -35,7 +35,8 @@ def show(status: DeploymentStatus) -> None:
     """Print a status for a person."""
     click.echo(f"{status.name}: {status.state} ({status.explanation})")
     if status.endpoint:
-        click.echo(f"  endpoint   {status.endpoint}/v1")
+        away = "" if status.reachable else f", not reachable from here: mtppp forward {status.name}"
+        click.echo(f"  endpoint   {status.endpoint}/v1{away}")
     if status.seconds_to_token is not None:
         click.echo(f"  one token  {status.seconds_to_token:g} s")
     if status.evidence:

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     JsonValue,
     StrictInt,
@@ -116,6 +117,21 @@ class Model(Section):
         return self
 
 
+def _joined(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) and value else value
+
+
+_HOP = r"(?:[^\s,@:/]+@)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::[0-9]+)?"
+ProxyJump = Annotated[
+    str,
+    matching(
+        rf"{_HOP}(?:, *{_HOP})*",
+        "none, or one or several [user@]host[:port] with commas between them",
+    ),
+    BeforeValidator(_joined),
+]
+
+
 class Ssh(Section):
     """How nodes are reached; what is not given here is as `ssh` itself would have it."""
 
@@ -132,6 +148,14 @@ class Ssh(Section):
     )
     known_hosts: OperatorPath | None = Field(
         default=None, description="The host keys to trust; `~/.ssh/known_hosts` by default."
+    )
+    proxy_jump: ProxyJump | None = Field(
+        default=None,
+        description=(
+            "Hosts to go through, in this order, as `ssh -J` has them: `user@bastion:22,inner`, or "
+            "a list. The keys of all of them are checked. By default what the ssh configuration "
+            "says of the node; `none` overrides it."
+        ),
     )
     connect_timeout: Count = Field(
         default=10, description="Seconds until a connection is given up."
@@ -206,6 +230,10 @@ class Node(Section):
     identity_file: OperatorPath | None = Field(
         default=None, description="In place of `ssh.identity_file`."
     )
+    proxy_jump: ProxyJump | None = Field(
+        default=None,
+        description="In place of `ssh.proxy_jump`; `none` for a node that is reached directly.",
+    )
 
     @field_validator("address")
     @classmethod
@@ -229,7 +257,7 @@ class Node(Section):
             raise_if_any(
                 [
                     Problem((key,), "has no meaning with transport: local; remove it")
-                    for key in ("user", "port", "identity_file")
+                    for key in ("user", "port", "identity_file", "proxy_jump")
                     if getattr(self, key) is not None
                 ]
             )

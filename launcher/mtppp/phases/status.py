@@ -17,6 +17,7 @@ from mtppp.errors import HostError, MtpppError
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import look_at_each
+from mtppp.phases.reach import reachable_from_here
 from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.plan import directories
 
@@ -55,6 +56,8 @@ class DeploymentStatus:
     Attributes:
         explanation: what `state` rests on, one sentence.
         endpoint: base URL of its API; "" when nothing is known to run.
+        reachable: whether a client on the operator's machine finds the model there.
+        asked: the way by which the server was asked, in words.
         seconds_to_token: how long one token took; None when none came.
         evidence, at_own_risk: of the Plan that was launched.
         ranks: what each rank attested, by rank.
@@ -64,6 +67,8 @@ class DeploymentStatus:
     state: State
     explanation: str
     endpoint: str
+    reachable: bool
+    asked: str
     seconds_to_token: float | None
     evidence: str
     at_own_risk: Sequence[str]
@@ -94,11 +99,14 @@ def ask(deployment: Deployment) -> DeploymentStatus:
     plan = next((answer.plan for answer in answers if answer.plan is not None), None)
     nodes = [answer.status for answer in answers]
     state, explanation, seconds = _judge(deployment, nodes, plan)
+    endpoint = plan["endpoint"] if plan and state not in ("stopped", "unknown") else ""
     return DeploymentStatus(
         name=name,
         state=state,
         explanation=explanation,
-        endpoint=plan["endpoint"] if plan and state not in ("stopped", "unknown") else "",
+        endpoint=endpoint,
+        reachable=bool(endpoint and plan and reachable_from_here(endpoint, plan["served_name"])),
+        asked=str(deployment.way(endpoint)) if endpoint and not nodes[0].problem else "",
         seconds_to_token=seconds,
         evidence=plan["evidence"] if plan and state != "stopped" else "",
         at_own_risk=plan["at_own_risk"] if plan else (),
