@@ -364,6 +364,14 @@ VALUES = [
         ["5: ray.base_port: the local nodes' ports would end at 65599, above 65535"],
     ),
     ({}, ("ssh: {connect_timeout: 0}",), ["5: ssh.connect_timeout: must be at least 1; is 0"]),
+    (
+        {},
+        ("ssh: {proxy_jump: -oProxyCommand=x}",),
+        [
+            "5: ssh.proxy_jump: must be none, or one or several [user@]host[:port] with commas "
+            'between them; is the text "-oProxyCommand=x"'
+        ],
+    ),
     ({}, ('ssh: {identity_file: ""}',), ["5: ssh.identity_file: must be a path; is empty"]),
     ({}, ("secrets: HF_TOKEN",), ['5: secrets: must be a list; is the text "HF_TOKEN"']),
 ]

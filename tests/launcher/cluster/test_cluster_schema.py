@@ -68,6 +68,7 @@ ssh:
   port: 2222
   config_file: /etc/ssh/other
   known_hosts: ../known_hosts
+  proxy_jump: ["op@bastion:2222", inner]
   connect_timeout: 5
 nodes:
   - {host: h100-a, address: 10.0.0.1, gpus: 8, user: root, port: 22, identity_file: ~/k}
@@ -105,6 +106,7 @@ secrets: [HF_TOKEN, VLLM_API_KEY]
             port=2222,
             config_file=Path("/etc/ssh/other"),
             known_hosts=in_directory.parent / "known_hosts",
+            proxy_jump="op@bastion:2222,inner",
             connect_timeout=5,
         ),
         nodes=(
