@@ -56,6 +56,17 @@ def test_tokens_through_two_jump_hosts(
         assert "that cannot be reached from here: mtppp forward behind" in server.said
         status = json.loads(mtppp("status", "behind", "--json").stdout)
         assert [status["state"], status["reachable"]] == ["serving", False]
+        logs = mtppp("logs", "behind").stdout.splitlines()
+        assert {line.partition(" | ")[0] for line in logs} >= {
+            "n3 server",
+            "n3 ray",
+            "n4 ray",
+            "n3 rank 0",
+            "n4 rank 1",
+        }
+        assert not [line for line in logs if "(RayWorkerProc" in line]
+        second = mtppp("logs", "behind", "--rank", "1", "--since", "1h").stdout.splitlines()
+        assert second == [line for line in logs if line.startswith("n4 rank 1 | ")]
         with forwarded("behind") as url:
             [answer] = Server(url, MODEL).greedy(["count 3 by 4: 3 7"], 8)
             assert answer.tokens

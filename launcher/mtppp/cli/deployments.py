@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
+from click.shell_completion import CompletionItem
+
 from mtppp import state
 from mtppp.cluster import Cluster, Node, load
 from mtppp.console import Console
@@ -19,6 +22,20 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.interrupts import Detached
 
 DEFAULT_FILE = Path("cluster.yaml")
+
+
+def complete_deployment(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """For a shell: the names of known deployments, then files."""
+    names = [name for name in state.known() if name.startswith(incomplete)]
+    return [*map(CompletionItem, names), CompletionItem(incomplete, type="file")]
+
+
+deployment_argument = click.argument(
+    "deployment", metavar="[FILE|NAME]", required=False, shell_complete=complete_deployment
+)
+"""The deployment that a command is about; see `resolve`."""
 
 
 def resolve(argument: str | None) -> state.Known:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from mtppp.cluster import Cluster, load
+from mtppp.cli.deployments import deployment_argument, resolve
+from mtppp.cluster import Cluster
 from mtppp.errors import ConfigurationError
 from mtppp.exporter.commands import node_commands
 from mtppp.exporter.scripts import shell_script, slurm_script
@@ -22,7 +23,7 @@ _PLUGINS = "/opt/mtppp-plugins"
 
 
 @click.command(name="export")
-@click.argument("file", type=click.Path(path_type=Path), default=Path("cluster.yaml"))
+@deployment_argument
 @click.option(
     "--format",
     "form",
@@ -43,15 +44,18 @@ _PLUGINS = "/opt/mtppp-plugins"
     show_default=True,
     help="Where the plugins lie on every node.",
 )
-def command(file: Path, form: str, directory: Path | None, plugins_on_node: str) -> None:
-    """Print plain `vllm serve` commands for those who must run FILE without mtppp.
+def command(
+    deployment: str | None, form: str, directory: Path | None, plugins_on_node: str
+) -> None:
+    """Print plain `vllm serve` commands for those who must run a deployment without mtppp.
 
     What is then missing stands at their head. What mtppp would refuse to launch is not exported.
     """
-    cluster = load(file).cluster
+    known = resolve(deployment)
+    cluster = known.cluster
     if cluster.runtime.environment:
         raise ConfigurationError(
-            f"{file}: runtime.environment is managed: without mtppp nobody makes that environment",
+            f"{known.file}: runtime.environment is managed: without mtppp nobody makes that environment",
             hint="install vLLM and Ray on every node, and name their Python in runtime.python",
         )
     plugins = _bundle(cluster)

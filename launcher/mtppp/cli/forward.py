@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from contextlib import closing
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.forward import Forwarder
@@ -19,7 +20,7 @@ _CONNECT_TIMEOUT = 30.0
 
 
 @click.command(name="forward")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
@@ -58,6 +59,6 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server((LOOPBACK, port), backlog=128)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen at {LOOPBACK} port {port}: {error.strerror}",
+            f"cannot listen at {LOOPBACK} port {port}: {os.strerror(error.errno or 0)}",
             hint="give another with --port",
         ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve, working_on
+from mtppp.cli.deployments import connectable, deployment_argument, resolve, working_on
 from mtppp.console import Console
 from mtppp.phases.launch import LAUNCH
 from mtppp.phases.phase import run_phases
@@ -12,7 +12,7 @@ from mtppp.phases.reach import reachable_from_here
 
 
 @click.command(name="launch")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 @click.option("--restart", is_flag=True, help="Stop what runs and is not as planned, then launch.")
 def command(deployment: str | None, restart: bool) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).

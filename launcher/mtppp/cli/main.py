@@ -24,10 +24,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "baseline": ("mtppp.cli.baseline", "Keep a baseline, to verify by it when it is gone."),
     "answers": ("mtppp.cli.answers", "Verify in two steps, at two places."),
     "forward": ("mtppp.cli.forward", "Make the endpoint reachable on this machine, through ssh."),
+    "logs": ("mtppp.cli.logs", "Print the logs of all nodes, in the order of time."),
     "list": ("mtppp.cli.list", "List the deployments launched from here."),
     "patches": ("mtppp.cli.patches", "Say what is changed inside vLLM, and what is proven."),
     "model": ("mtppp.cli.model", "Look at a model, from its config.json."),
     "export": ("mtppp.cli.export", "Print plain commands, for running without mtppp."),
+    "completion": ("mtppp.cli.completion", "Print what makes a shell complete these commands."),
     "stop": ("mtppp.cli.stop", "End a deployment, and only what it started."),
 }
 
@@ -64,7 +66,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; every error ends in a message and its exit status."""
     try:
-        status = cli.main(standalone_mode=False)
+        status = cli.main(prog_name="mtppp", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -12,7 +12,7 @@ import click
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.cli.plan_page import page
 from mtppp.cli.plan_view import view
 from mtppp.console import Console
@@ -28,7 +28,7 @@ DIFFERENT = 1
 
 
 @click.command(name="plan")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 @click.option("--connect", is_flag=True, help="Ask the hosts; nothing on them is changed.")
 @click.option("--diff", is_flag=True, help="Say only how the Plan differs from what runs there.")
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")

@@ -6,12 +6,12 @@ import sys
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.phases.status import DeploymentStatus, ask
 
 
 @click.command(name="status")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON, for programs.")
 def command(deployment: str | None, as_json: bool) -> None:
     """Say what runs where (by default of ./cluster.yaml, else of the only deployment known).

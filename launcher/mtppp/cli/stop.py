@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from mtppp.cli.deployments import connectable, resolve, working_on
+from mtppp.cli.deployments import connectable, deployment_argument, resolve, working_on
 from mtppp.console import Console
 from mtppp.phases.phase import run_phases
 from mtppp.phases.stop import STOP
 
 
 @click.command(name="stop")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 def command(deployment: str | None) -> None:
     """End a deployment (by default that of ./cluster.yaml, else the only one known).
 

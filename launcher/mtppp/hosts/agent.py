@@ -25,6 +25,7 @@ import json
 import os
 import platform
 import pwd
+import re
 import resource
 import select
 import shutil
@@ -348,18 +349,20 @@ def _remove(path: str) -> None:
 
 
 def op_start(
-    role: str, argv: Sequence[str], env: dict[str, str], directory: str, log: str
+    role: str, argv: Sequence[str], env: dict[str, str], directory: str, log: str, logs: str = ""
 ) -> dict[str, Any]:
     """Start a long-lived process that outlives this session, and record it in the run directory.
 
     The record is written before the answer is given: a launcher that dies in between leaves
-    nothing unknown. The log of the process's predecessor is kept as `LOG.1`.
+    nothing unknown. The log of the process's predecessor is kept as `LOG.before`. This one is kept
+    bounded, and so are those that the glob `logs` finds; see `_keep_bounded`.
     """
     _require_own(directory)
     path = os.path.join(directory, log)
+    _remove(path + OLDER)
     if os.path.exists(path):
-        os.replace(path, path + ".1")
-    with open(path, "wb") as out:
+        os.replace(path, path + ".before")
+    with open(path, "ab") as out:
         started = subprocess.Popen(
             argv,
             env=_environment(env),
@@ -377,6 +380,7 @@ def op_start(
         "log": path,
     }
     _record(directory, _recorded(directory) + [entry])
+    _keep_bounded(entry, [path, logs])
     return entry
 
 
@@ -709,6 +713,184 @@ def _audit(holder: Mapping[str, Any], outcome: str) -> None:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
     finally:
         os.close(descriptor)
+
+
+# ---- logs ----------------------------------------------------------------------------------
+
+LOG_BYTES = 64 << 20
+LOG_PAUSE = 1.0  # seconds between two looks at the sizes
+OLDER = ".1"
+# What vLLM, Ray and torch write at the beginning of a line or behind a process's name.
+_TIMES = re.compile(
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<vllm>\d\d-\d\d \d\d:\d\d:\d\d) \["
+    r"|^\[?(?P<ray>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(?P<milli>\d{3})"
+    r"|^\[[IWEF](?P<torch>\d{4} \d\d:\d\d:\d\d)\.(?P<nano>\d+)"
+)
+_ESCAPES = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
+
+
+def _keep_bounded(entry: dict[str, Any], patterns: Sequence[str]) -> None:
+    """Keep the logs that match within bounds until a process ends, from a process of its own.
+
+    Whoever writes a log has it open, and appends: what is older is copied away and cut off. No pipe
+    stands in between, which would end or block the writer when its reader died; when this process
+    dies, the logs grow on.
+    """
+    if os.fork():
+        return
+    try:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        while not _ends_within(entry, LOG_PAUSE):
+            for path in [path for pattern in patterns for path in glob.glob(pattern)]:
+                _cut_off(path)
+    finally:
+        os._exit(0)
+
+
+def _ends_within(entry: dict[str, Any], seconds: float) -> bool:
+    try:
+        descriptor = os.pidfd_open(entry["pid"])
+    except (AttributeError, OSError):  # python or kernel are too old, or it has ended
+        time.sleep(seconds)
+        return not _is_alive(entry)
+    try:
+        return bool(select.select([descriptor], [], [], seconds)[0]) or not _is_alive(entry)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_off(path: str) -> None:
+    """Move the contents of a log that has grown beyond the bound to `PATH.1`.
+
+    What is written between the last look and the cut is lost: a matter of microseconds.
+    """
+    try:
+        # Blocks and not length: cut off under a writer that does not append, a file has a hole.
+        if os.stat(path).st_blocks * 512 <= LOG_BYTES:
+            return
+        with open(path, "r+b") as log, open(path + OLDER, "wb") as older:
+            shutil.copyfileobj(log, older, 1 << 20)
+            log.truncate(0)
+    except OSError:  # it has gone, or the disk is full: look again
+        pass
+
+
+def op_logs(
+    directory: str,
+    ray_directory: str,
+    names: Sequence[str],
+    since: float,
+    limit: int,
+    positions: Mapping[str, Sequence[int]],
+) -> dict[str, Any]:
+    """Lines of this node's logs, of each at most the last `limit` bytes, from `since` on.
+
+    Args:
+        names: of logs in the run directory. Those of Ray's workers are read from Ray's directory,
+            or from where `clear` has moved them.
+        since: seconds since the epoch.
+        positions: of an answer before: then only what has come since.
+
+    Returns:
+        logs: `[{"path", "lines": [[time, text], ...], "left_out": bytes}]`; lines without a time
+            of their own have that of the line before.
+        positions: to ask with for what comes next.
+    """
+    _require_own(directory)
+    _require_own(ray_directory)
+    workers = glob.glob(os.path.join(ray_directory, "session_2*", "logs", "worker-*"))
+    workers = workers or glob.glob(os.path.join(directory, "ray-logs", "worker-*"))
+    paths = [os.path.join(directory, name) for name in names] + sorted(workers)
+    answer: dict[str, Any] = {"logs": [], "positions": {}}
+    for path in [path for path in paths if not path.endswith(OLDER)]:
+        try:
+            data, position, left_out = _news(path, positions.get(path), limit, bool(positions))
+        except OSError:  # it is not there (yet)
+            continue
+        answer["positions"][path] = position
+        lines = [line for line in _timed(path, data) if line[0] >= since]
+        if lines:
+            answer["logs"].append({"path": path, "lines": lines, "left_out": left_out})
+    return answer
+
+
+def _news(
+    path: str, position: Sequence[int] | None, limit: int, following: bool
+) -> tuple[bytes, list[int], int]:
+    """What has been written since a position, the new position, and how much was left out.
+
+    A position is the file's inode and an offset.
+    """
+    with open(path, "rb") as log:
+        held = os.fstat(log.fileno())
+        first = position[1] if position and position[0] == held.st_ino else 0
+        older = b""
+        if position is None or first > held.st_size:
+            # Cut off since then: what had come before that is in the older part.
+            older, first = _older(path, first), 0
+        log.seek(first)
+        new = log.read()
+    data = older + new
+    # A line that is not complete yet is for the next time.
+    unfinished = len(data) - data.rfind(b"\n") - 1 if following else 0
+    complete = data[: len(data) - unfinished]
+    kept = complete[-limit:]
+    return kept, [held.st_ino, max(0, first + len(new) - unfinished)], len(complete) - len(kept)
+
+
+def _older(path: str, first: int) -> bytes:
+    try:
+        with open(path + OLDER, "rb") as log:
+            log.seek(first)
+            return log.read()
+    except OSError:
+        return b""
+
+
+def _timed(path: str, data: bytes) -> list[tuple[float, str]]:
+    """Lines with their times. A progress bar, which overwrites itself, is one line."""
+    decoded = data.replace(b"\0", b"").decode("utf-8", "replace")
+    texts = [
+        _ESCAPES.sub("", raw.rstrip().rpartition("\r")[2]).rstrip() for raw in decoded.split("\n")
+    ]
+    changed = os.stat(path).st_mtime
+    stamped = [(text, _time_of(text, changed)) for text in texts]
+    latest = next((stamp for _, stamp in stamped if stamp is not None), changed)
+    lines = []
+    for text, stamp in stamped:
+        latest = latest if stamp is None else stamp
+        if text:
+            lines.append((latest, text))
+    return lines
+
+
+def _time_of(line: str, changed: float) -> float | None:
+    """Seconds since the epoch; the times in logs are in this node's time zone.
+
+    Args:
+        changed: when the log was last written to. vLLM's times have no year.
+    """
+    found = _TIMES.search(line)
+    if found is None:
+        return None
+    year = time.localtime(changed).tm_year
+    try:
+        if found["ray"]:
+            return _seconds(found["ray"], "%Y-%m-%d") + float("0." + found["milli"])
+        day, layout = (found["vllm"], "%Y-%m-%d") if found["vllm"] else (found["torch"], "%Y-%m%d")
+        stamp = _seconds("%d-%s" % (year, day), layout)
+        if stamp > changed + 86400:
+            stamp = _seconds("%d-%s" % (year - 1, day), layout)
+    except ValueError:
+        return None
+    return stamp + float("0." + (found["nano"] or "0"))
+
+
+def _seconds(text: str, day: str) -> float:
+    return time.mktime(time.strptime(text, day + " %H:%M:%S"))
 
 
 # ---- the request ---------------------------------------------------------------------------

@@ -149,9 +149,20 @@ class Node:
         )
 
     def start(
-        self, *, role: str, argv: Sequence[str], env: Mapping[str, str], directory: str, log: str
+        self,
+        *,
+        role: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        directory: str,
+        log: str,
+        logs: str = "",
     ) -> None:
-        """Start a process that outlives the session; recorded in the run directory."""
+        """Start a process that outlives the session; recorded in the run directory.
+
+        Args:
+            logs: a glob of further logs that are to be kept bounded while it runs.
+        """
         self._ask(
             {
                 "op": "start",
@@ -160,6 +171,7 @@ class Node:
                 "env": dict(env),
                 "directory": directory,
                 "log": log,
+                "logs": logs,
             },
             timeout=60,
         )
@@ -183,6 +195,30 @@ class Node:
     def processes(self, directory: str) -> dict[str, Any]:
         """`recorded`, `marked` and `shared_memory` of a run directory; see the agent."""
         return self._ask({"op": "processes", "directory": directory}, timeout=60)
+
+    def logs(
+        self,
+        directory: str,
+        ray_directory: str,
+        *,
+        names: Sequence[str],
+        since: float,
+        limit: int,
+        positions: Mapping[str, Sequence[int]],
+    ) -> dict[str, Any]:
+        """Lines of the node's logs, and `positions` to ask for the next ones; see the agent."""
+        return self._ask(
+            {
+                "op": "logs",
+                "directory": directory,
+                "ray_directory": ray_directory,
+                "names": list(names),
+                "since": since,
+                "limit": limit,
+                "positions": dict(positions),
+            },
+            timeout=60,
+        )
 
     def stop(
         self, directory: str, *, grace: Mapping[str, float], segments_file: str

@@ -31,6 +31,7 @@ class StartRay:
                 env=deployment.environment(planned.ray),
                 directory=planned.directory,
                 log=planned.ray.log,
+                logs=f"{planned.ray_directory}/session_2*/logs/worker-*[!1]",
             )
 
         # A worker's raylet asks for the head's GCS again and again, so none needs to wait.

@@ -139,7 +139,7 @@ def test_the_log_before_is_kept(directory: str) -> None:
         start(directory, f"print('{word}'); print('up')")
         up(directory)
     assert Path(directory, "test.log").read_text() == "third\nup\n"
-    assert Path(directory, "test.log.1").read_text() == "second\nup\n"
+    assert Path(directory, "test.log.before").read_text() == "second\nup\n"
 
 
 def test_a_program_that_is_not_there_is_named(directory: str) -> None:

@@ -1,0 +1,111 @@
+"""What commands make of their arguments, and how a shell completes them; in this process."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.shell_completion import CompletionItem, ShellComplete
+from click.testing import CliRunner
+
+from mtppp import state
+from mtppp.cli.main import cli
+from mtppp.cluster import Cluster
+from mtppp.errors import ConfigurationError, ConnectFailed, MtpppError
+
+HERE: dict[str, Any] = {
+    "name": "here",
+    "model": {"id": "/models/m"},
+    "nodes": [{"host": "a", "address": "127.0.1.1", "transport": "local", "gpus": 1}],
+    "runtime": {"vllm": "0.32.0", "python": sys.executable},
+    "serve": {"port": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def in_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def failure(kind: type[MtpppError], *arguments: str) -> MtpppError:
+    with pytest.raises(kind) as caught:
+        cli.main(list(arguments), standalone_mode=False)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "command", ["launch", "plan", "status", "stop", "logs", "forward", "export"]
+)
+def test_every_command_takes_a_file_or_a_name(command: str, in_directory: Path) -> None:
+    nowhere = failure(ConfigurationError, command, "nowhere").message
+    assert nowhere.startswith("nowhere: no such file, and no deployment of that name")
+    alone = failure(ConfigurationError, command).message
+    assert alone == "there is no cluster.yaml here, and 0 deployments are known"
+    (in_directory / "cluster.yaml").write_text("name: here")
+    assert "cluster.yaml" in failure(ConfigurationError, command).message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--node", "b"], "here has no node b", "its nodes are a"),
+        (["--rank", "1"], "here has no rank 1", "its ranks are 0 to 0"),
+        (["--since", "soon"], "--since soon: no time", "such as 90s, 10m"),
+    ],
+)
+def test_logs_of_what_there_is_not(
+    in_directory: Path, arguments: list[str], message: str, hint: str
+) -> None:
+    (in_directory / "cluster.yaml").write_text(yaml.safe_dump(HERE))
+    error = failure(ConfigurationError, "logs", *arguments)
+    assert error.message == message
+    assert error.hint.startswith(hint)
+
+
+def test_forward_where_nothing_listens(in_directory: Path) -> None:
+    (in_directory / "cluster.yaml").write_text(yaml.safe_dump(HERE))
+    error = failure(ConnectFailed, "forward")
+    assert error.message == "a: 127.0.1.1 port 1: Connection refused"
+    assert error.hint == "`mtppp status here` says what runs"
+
+
+def test_forward_to_a_port_that_is_taken(in_directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        nodes = [HERE["nodes"][0] | {"address": "127.0.0.1"}]
+        content = HERE | {"nodes": nodes, "serve": {"port": port}}
+        (in_directory / "cluster.yaml").write_text(yaml.safe_dump(content))
+        error = failure(ConfigurationError, "forward")
+    assert error.message == f"cannot listen at 127.0.0.1 port {port}: Address already in use"
+
+
+def completions(*words: str, incomplete: str) -> list[tuple[str, str]]:
+    found: list[CompletionItem] = ShellComplete(cli, {}, "mtppp", "_X").get_completions(
+        list(words), incomplete
+    )
+    return [(item.type, item.value) for item in found]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_what_the_shell_needs(shell: str) -> None:
+    done = CliRunner().invoke(cli, ["completion", shell])
+    assert done.exit_code == 0
+    assert f"_MTPPP_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_commands_and_options_complete() -> None:
+    assert completions(incomplete="sto") == [("plain", "stop")]
+    assert completions("logs", incomplete="--f") == [("plain", "--follow")]
+
+
+def test_deployments_and_files_complete(in_directory: Path) -> None:
+    for name in ("here", "other"):
+        state.remember(Cluster.model_validate(HERE | {"name": name}), Path("x.yaml"))
+    assert completions("status", incomplete="h") == [("plain", "here"), ("file", "h")]
+    assert [value for _, value in completions("stop", incomplete="")] == ["here", "other", ""]
