@@ -61,6 +61,7 @@ _RESERVED_REASONS = {
     "RAY_AUTH_TOKEN_PATH": "mtppp makes the token",
     "RAY_USAGE_STATS_ENABLED": "mtppp switches usage reports off",
     "RAY_raylet_start_wait_time_s": "mtppp sets it to what a cold start takes",
+    "RAY_NUM_REDIS_GET_RETRIES": "mtppp sets it to what a cold start takes",
     "RAY_worker_niceness": "the engine's workers run at normal priority",
     "SPT_NOENV": "mtppp finds its own processes by it",
     "VLLM_CONFIG_ROOT": "mtppp gives vLLM a private one",

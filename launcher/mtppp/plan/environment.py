@@ -85,6 +85,8 @@ def node_environment(
         # A cold start of Ray's processes from a network file system takes longer than the 10 s
         # and 30 s that it allows itself.
         "RAY_raylet_start_wait_time_s": "120",
+        # Seconds that a node that joins waits for the head's to be registered, 20 otherwise.
+        "RAY_NUM_REDIS_GET_RETRIES": "120",
         # Ray starts its workers, which here are the engine's, with niceness 15.
         "RAY_worker_niceness": "0",
         "VLLM_CONFIG_ROOT": f"{directory}/{CONFIG_ROOT}",

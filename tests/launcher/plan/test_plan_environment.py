@@ -23,6 +23,7 @@ PLANNED = {
     "RAY_AUTH_TOKEN_PATH": "/var/tmp/mtppp-1000/demo/0/ray-token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",
+    "RAY_NUM_REDIS_GET_RETRIES": "120",
     "RAY_worker_niceness": "0",
     "VLLM_CONFIG_ROOT": "/var/tmp/mtppp-1000/demo/0/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",
