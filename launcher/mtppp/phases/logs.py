@@ -10,6 +10,7 @@ _TELLING = re.compile(
 # Says that a peer is slow, which is so during every load; it ends nothing.
 _HARMLESS = re.compile(r"No available shared memory broadcast block")
 _SHOWN = 300  # characters of a line
+_LATEST = 20  # lines
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 # "(RayWorkerProc pid=7, ip=10.0.0.2) (Worker_PP1 pid=7) ERROR 11-29 14:31:01 [core.py:15] message"
 _LINE = re.compile(
@@ -25,13 +26,27 @@ def telling_lines(text: str, count: int) -> list[str]:
     The first error and the last ones: the first is often the cause, the last what ended it. Of a
     traceback, only the exception.
     """
-    lines = [line for raw in text.splitlines() if (line := _ESCAPES.sub("", raw).rstrip())]
-    told = _errors(lines)
-    if not told:
-        told = lines[-count:]
-    elif len(told) > count:
+    return error_lines(text, count) or [line[:_SHOWN] for line in _lines(text)[-count:]]
+
+
+def error_lines(text: str, count: int) -> list[str]:
+    """The same, but nothing where no line speaks of an error."""
+    told = _errors(_lines(text))
+    if len(told) > count:
         told = [told[0], *told[len(told) - count + 1 :]]
     return [line[:_SHOWN] for line in told]
+
+
+def latest_words(text: str) -> list[str]:
+    """The last lines, without those that come again and again while nothing happens.
+
+    Two that differ are progress; that a log grows is none.
+    """
+    return [line for line in _lines(text) if not _HARMLESS.search(line)][-_LATEST:]
+
+
+def _lines(text: str) -> list[str]:
+    return [line for raw in text.splitlines() if (line := _ESCAPES.sub("", raw).rstrip())]
 
 
 def _errors(lines: list[str]) -> list[str]:
@@ -64,7 +79,7 @@ def _errors(lines: list[str]) -> list[str]:
 _STAGES = (
     (re.compile(r"Initializing a V1 LLM engine"), "engine starts"),
     (re.compile(r"Using the existing placement group"), "workers start"),
-    (re.compile(r"(\d+)% Completed \| (\d+)/(\d+)"), r"weights: \2 of \3 files"),
+    (re.compile(r"% Completed \| "), ""),
     (re.compile(r"Loading weights took ([\d.]+)"), r"weights loaded in \1 s"),
     (re.compile(r"KV cache size: ([\d,]+) tokens"), r"KV cache: \1 tokens"),
     (re.compile(r"[Ww]arming up"), "warming up"),
@@ -74,11 +89,22 @@ _STAGES = (
 )
 
 
+_SHARDS = re.compile(r"(?:pid=(?P<process>\d+)[^\n]*?)?\d+% Completed \| (?P<done>\d+)/(?P<of>\d+)")
+
+
 def stage_of_start(log: str) -> str:
     """How far a server has come, from its log; "" when it has said nothing of it yet."""
     latest, text = -1, ""
     for pattern, shown in _STAGES:
         for match in pattern.finditer(log):
             if match.start() > latest:
-                latest, text = match.start(), match.expand(shown)
+                latest, text = match.start(), match.expand(shown) or _weights(log)
     return text
+
+
+def _weights(log: str) -> str:
+    """Files of weights that are loaded, of the process that has the most still to load."""
+    latest = {match["process"]: match for match in _SHARDS.finditer(log)}
+    slowest = min(latest.values(), key=lambda match: int(match["done"]) - int(match["of"]))
+    among = f", the slowest of {len(latest)} ranks" if len(latest) > 1 else ""
+    return f"weights: {slowest['done']} of {slowest['of']} files{among}"

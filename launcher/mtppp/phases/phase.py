@@ -113,7 +113,7 @@ def on_each(items: Iterable[T], action: Callable[[T], None]) -> None:
     actions.raise_errors()
 
 
-def look_at_each(items: Iterable[T], action: Callable[[T], None]) -> None:
+def look_at_each(items: Iterable[T], action: Callable[[T], object]) -> None:
     """The same for what changes nothing: when interrupted, it is not waited for."""
     actions = _Actions(items, action)
     actions.run()
@@ -127,10 +127,10 @@ class _Actions:
     it is, finds none of their locks held.
     """
 
-    def __init__(self, items: Iterable[T], action: Callable[[T], None]) -> None:
+    def __init__(self, items: Iterable[T], action: Callable[[T], object]) -> None:
         listed = list(items)
         self._errors: list[BaseException | None] = [None] * len(listed)
-        self._act: Callable[[int], None] = lambda index: action(listed[index])
+        self._act: Callable[[int], object] = lambda index: action(listed[index])
         self._waiting = list(reversed(range(len(listed))))
         self._under_way = 0
         self._changed = threading.Condition()

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+from functools import partial
 
 from mtppp.console import Step
-from mtppp.errors import RemoteCommandFailed
+from mtppp.errors import MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import Ended, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import telling_lines
 from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
+from mtppp.phases.serve import check_alive
 from mtppp.phases.stop import stop_node
 from mtppp.plan.build import PLACEMENT_TIMEOUT
 from mtppp.plan.plan import NodePlan
 
+_LOOK_AT_NODES = 2.0  # seconds between two looks at processes and logs
+_STARTED = "Ray runtime started"
 _MARGIN = 60.0  # seconds for python and Ray's client to start, on a file system that may be slow
 
 
@@ -50,20 +55,31 @@ class Place(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         node, planned = deployment.head
         command = deployment.plan.placement
-        answers: list[Ended] = []
+        answers: list[Ended | MtpppError] = []
 
-        def place(node: Node) -> None:
-            ended = node.run(
-                command.argv,
-                env=deployment.environment(command),
-                directory=planned.directory,
-                timeout=PLACEMENT_TIMEOUT + _MARGIN,
-            )
-            answers.append(ended)
+        def place() -> None:
+            try:
+                ended = node.run(
+                    command.argv,
+                    env=deployment.environment(command),
+                    directory=planned.directory,
+                    timeout=PLACEMENT_TIMEOUT + _MARGIN,
+                )
+                answers.append(ended)
+            except MtpppError as error:
+                answers.append(error)
 
         # Interrupted, it is not waited for: it ends with the other processes of the deployment.
-        look_at_each([node], place)
+        placing = threading.Thread(target=place, daemon=True)
+        placing.start()
+        while not answers:
+            placing.join(_LOOK_AT_NODES)
+            if not answers:
+                look_at_each(deployment.members, partial(check_alive, deployment))
+                step.progress(_joining(deployment))
         [ended] = answers
+        if isinstance(ended, MtpppError):
+            raise ended
         if ended.status != 0:
             raise RemoteCommandFailed(
                 node.host,
@@ -79,6 +95,20 @@ class Place(WithoutTrace):
             + "+".join(deployment.plan.nodes[index].host for index in stage.nodes)
             for stage in deployment.plan.stages
         )
+
+
+def _joining(deployment: Deployment) -> str:
+    """Which nodes' Ray has started, by their logs."""
+    started: dict[str, bool] = {}
+
+    def look(member: tuple[Node, NodePlan]) -> None:
+        node, planned = member
+        logs = node.read(f"{planned.directory}/{planned.ray.log}", limit=1 << 14)
+        started[node.host] = any(_STARTED in text for text in logs.values())
+
+    look_at_each(deployment.members, look)
+    missing = [node.host for node in deployment.nodes if not started[node.host]]
+    return f"waiting for Ray on {', '.join(missing)}" if missing else "all nodes have joined"
 
 
 def _problem(ended: Ended) -> str:

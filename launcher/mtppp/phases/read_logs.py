@@ -10,11 +10,14 @@ from typing import Any
 
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.logs import error_lines
 from mtppp.phases.phase import look_at_each
 from mtppp.plan import directories
 
 NAMES = ("server.log", "ray.log")
 """In a node's run directory; the server's on the first node only."""
+_PROGRAMS = ("server", "ray")
+_OF_EACH = 4
 LIMIT = 1 << 20
 """Bytes of each log that are read at once."""
 
@@ -154,6 +157,25 @@ class LogReader:
             return None
         tensor = self.deployment.cluster.parallel.tensor
         return int(worker["stage"] or 0) * tensor + int(worker["tensor"] or 0)
+
+
+def lines_that_matter(deployment: Deployment, count: int) -> list[str]:
+    """At most `count` lines that speak of an error, each with its node and rank; else the last.
+
+    Ranks first: what went wrong in one is the cause of what the server says.
+    """
+    said: dict[tuple[str, str], list[str]] = {}
+    for line in LogReader(deployment, range(len(deployment.nodes))).read():
+        said.setdefault((line.host, line.source), []).append(line.text)
+    order = sorted(said, key=lambda where: (where[1] in _PROGRAMS, where[1] == "ray"))
+    errors = [
+        f"{host} {source}: {text}"
+        for host, source in order
+        for text in error_lines("\n".join(said[host, source]), _OF_EACH)
+    ]
+    if errors:
+        return errors[:count]
+    return [f"{host} {source}: {said[host, source][-1]}" for host, source in order][:count]
 
 
 def _process_of(path: PurePosixPath) -> str:

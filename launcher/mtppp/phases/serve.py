@@ -10,12 +10,14 @@ from mtppp.engine.client import EngineClient
 from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.logs import stage_of_start, telling_lines
+from mtppp.phases.logs import latest_words, stage_of_start
 from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
+from mtppp.phases.read_logs import lines_that_matter
 from mtppp.plan.build import SERVER
 from mtppp.plan.plan import NodePlan
 
 _POLL = 1.0  # seconds between two looks at a loading server
+_SHOWN = 12  # lines of logs in an error
 _LOOK_AT_NODES = 5.0  # seconds between two questions over ssh
 
 
@@ -50,6 +52,7 @@ class WaitUntilReady(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         endpoint = deployment.plan.endpoint
+        look_at_each([endpoint], deployment.way)
         with deployment.engine(endpoint) as client:
             _wait(deployment, client, step)
         step.note = f"{endpoint}, asked {deployment.way(endpoint)}"
@@ -65,14 +68,14 @@ def _wait(deployment: Deployment, client: EngineClient, step: Step) -> None:
             looked = now
             look_at_each(deployment.members, partial(check_alive, deployment))
             log, before = server_log(deployment), log
-            grown = now if log != before else grown
+            grown = now if latest_words(log) != latest_words(before) else grown
             step.progress(stage_of_start(log))
         if now - grown > stall:
             raise HostTimeout(
                 deployment.head[0].host,
-                f"the server's log has not grown for {stall} s, and it is not ready",
+                f"the server's log has said nothing new for {stall} s, and it is not ready",
                 hint="it hangs, or is busy without a word: then raise serve.stall_timeout",
-                details=telling_lines(log, 12),
+                details=matter(deployment),
             )
         time.sleep(_POLL)
 
@@ -92,13 +95,15 @@ def check_alive(deployment: Deployment, member: tuple[Node, NodePlan]) -> None:
             node.host,
             f"{what} ended while the deployment was starting",
             hint=f"the whole log is {entry['log']} on {node.host}",
-            details=telling_lines(
-                _log(node, planned, deployment.plan.server.log)
-                if entry["role"] == SERVER
-                else "".join(node.read(entry["log"], limit=1 << 16).values()),
-                12,
-            ),
+            details=matter(deployment),
         )
+
+
+def matter(deployment: Deployment) -> list[str]:
+    """The lines of all logs that matter, with node and rank."""
+    found: list[str] = []
+    look_at_each([_SHOWN], lambda count: found.extend(lines_that_matter(deployment, count)))
+    return found
 
 
 def server_log(deployment: Deployment) -> str:

@@ -189,6 +189,7 @@ def _ask_server(
 
 def _client(deployment: Deployment, endpoint: str) -> EngineClient:
     try:
+        look_at_each([endpoint], deployment.way)
         return deployment.engine(endpoint, timeout=HEALTH_DEADLINE)
     except HostError:  # the server may still be up when its node's sshd is not
         return EngineClient(endpoint, timeout=HEALTH_DEADLINE)

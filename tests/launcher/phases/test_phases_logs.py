@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mtppp.phases.logs import telling_lines
+from mtppp.phases.logs import stage_of_start, telling_lines
 
 DATA = Path(__file__).parents[2] / "data"
 AOT = (
@@ -87,3 +87,13 @@ def test_when_there_are_too_many_the_first_and_the_last_are_shown() -> None:
 )
 def test_lines(text: str, lines: list[str]) -> None:
     assert telling_lines(text, 2) == lines
+
+
+def test_weights_of_the_slowest_rank() -> None:
+    shards = (
+        "(RayWorkerProc pid={}) Loading safetensors checkpoint shards:  {}% Completed | {}/8 [x]\n"
+    )
+    log = "".join(shards.format(*of) for of in ((7, 12, 1), (8, 12, 1), (7, 50, 4), (8, 25, 2)))
+    assert stage_of_start(log) == "weights: 2 of 8 files, the slowest of 2 ranks"
+    alone = "Loading safetensors checkpoint shards: 50% Completed | 4/8 [x]\n"
+    assert stage_of_start(alone) == "weights: 4 of 8 files"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import running
+from scripted import SLEEP, running
 
 from mtppp.console import Step
 from mtppp.errors import HostTimeout, MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import File
-from mtppp.phases import serve
+from mtppp.phases import ray_cluster, serve
 from mtppp.phases.attest import Attest
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.ray_cluster import Place, StartRay
@@ -187,6 +187,12 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200); self.end_headers()
 HTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
 """
+STUCK = """
+import time
+while True:
+    print("INFO No available shared memory broadcast block found in 60 seconds.", time.time())
+    time.sleep(0.1)
+"""
 DIES = "raise OSError(98, 'Address already in use')"
 
 
@@ -215,7 +221,7 @@ def test_a_server_that_ended_is_told_with_its_last_words(deploy: Deploy, step: S
         WaitUntilReady().run(deployment, step)
     log = f"{deployment.plan.head.directory}/server.log"
     assert raised.value.message == "a: vLLM's server ended while the deployment was starting"
-    assert raised.value.details == ("OSError: [Errno 98] Address already in use",)
+    assert raised.value.details == ("a server: OSError: [Errno 98] Address already in use",)
     assert raised.value.hint == f"the whole log is {log} on a"
 
 
@@ -231,7 +237,7 @@ def test_a_ray_that_ended_is_told_with_its_own_log(deploy: Deploy, step: Step) -
     with pytest.raises(RemoteCommandFailed) as raised:
         WaitUntilReady().run(deployment, step)
     assert raised.value.message == "b: Ray ended while the deployment was starting"
-    assert raised.value.details == ("ValueError: ray",)
+    assert raised.value.details == ("b ray: ValueError: ray",)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -245,7 +251,7 @@ def test_a_server_that_is_never_ready(
     with pytest.raises(HostTimeout) as raised:
         WaitUntilReady().run(deployment, step)
     assert raised.value.message == (
-        "a: the server's log has not grown for 1 s, and it is not ready"
+        "a: the server's log has said nothing new for 1 s, and it is not ready"
     )
     assert raised.value.hint.endswith("raise serve.stall_timeout")
 
@@ -274,6 +280,31 @@ def test_a_placement_that_fails(deploy: Deploy, step: Step, script: str, message
         Place().run(deployment, step)
     assert raised.value.message == message
     assert raised.value.details[-1] == "b: RayError: no"
+
+
+def test_a_ray_that_ends_while_the_others_are_waited_for(
+    deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_LOOK_AT_NODES", 0.05)
+    deployment = deploy()
+    plan = deployment.plan
+    second = replace(plan.nodes[1], ray=running(plan.nodes[1].ray, "raise ValueError('ray')"))
+    change_plan(deployment, nodes=(plan.nodes[0], second), placement=running(plan.placement, SLEEP))
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        Place().run(deployment, step)
+    assert raised.value.message == "b: Ray ended while the deployment was starting"
+    assert raised.value.details == ("b ray: ValueError: ray",)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_saying_the_same_again_is_no_progress(deploy: Deploy, step: Step, free_port: int) -> None:
+    deployment = deploy(server=STUCK, serve={"port": free_port, "stall_timeout": 2})
+    make_directories(deployment)
+    StartServer().run(deployment, step)
+    with pytest.raises(HostTimeout):
+        WaitUntilReady().run(deployment, step)
 
 
 def test_a_placement_says_where_stages_are(deploy: Deploy, step: Step) -> None:
