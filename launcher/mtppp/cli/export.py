@@ -55,7 +55,8 @@ def command(
     cluster = known.cluster
     if cluster.runtime.environment:
         raise ConfigurationError(
-            f"{known.file}: runtime.environment is managed: without mtppp nobody makes that environment",
+            f"{known.file}: runtime.environment is managed:"
+            " without mtppp nobody makes that environment",
             hint="install vLLM and Ray on every node, and name their Python in runtime.python",
         )
     plugins = _bundle(cluster)
