@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from mtppp.cli.deployments import connectable, deployment_argument, resolve, working_on
 from mtppp.console import Console
-from mtppp.phases.launch import LAUNCH
+from mtppp.phases.launch import launch_phases
 from mtppp.phases.phase import run_phases
 from mtppp.phases.reach import reachable_from_here
 
@@ -18,16 +20,20 @@ def command(deployment: str | None, restart: bool) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).
 
     Connects to the nodes, starts Ray and vLLM there, waits until the server is ready, checks what
-    every rank holds, and asks for the first tokens. When a step fails, what was started is stopped.
-    What runs already as planned is left as it is.
+    every rank holds, asks for the first tokens, and where the file names a baseline, verifies that
+    the deployment gives its model. When a step fails, what was started is stopped. What runs
+    already as planned is left as it is.
     """
     console = Console()
     target = connectable(resolve(deployment), with_secrets=True)
     target.restart = restart
     with working_on(target, console):
-        run_phases(LAUNCH, target, console)
+        run_phases(launch_phases(target.cluster), target, console)
+    for line in target.report:
+        console.say(line)
     plan = target.plan
     console.say(f"{plan.name} serves {plan.served_name} at {plan.endpoint}/v1")
     if not reachable_from_here(plan.endpoint, plan.served_name):
         console.say(f"that cannot be reached from here: mtppp forward {plan.name}")
     console.say(f"stop it with: mtppp stop {plan.name}")
+    sys.exit(target.exit_status)

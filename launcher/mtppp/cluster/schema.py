@@ -470,6 +470,38 @@ class Invariants(Section):
     )
 
 
+class Verify(Section):
+    """What a launch ends with: whether the deployment gives the same model as a baseline."""
+
+    baseline: OperatorPath | None = Field(
+        default=None,
+        description="A directory that `mtppp baseline record` has made, relative to the file.",
+    )
+    baseline_url: (
+        Annotated[str, matching(r"https?://[^\s/]+(/.*)?", "a URL such as http://10.0.0.9:8000")]
+        | None
+    ) = Field(
+        default=None,
+        description=(
+            "In its place a server with the same weights, tensor parallelism only, no drafts. Its "
+            "key is read from `MTPPP_BASELINE_KEY`."
+        ),
+    )
+    on_fail: Literal["stop", "keep"] = Field(
+        default="stop",
+        description=(
+            "On FAIL, `stop` ends the deployment again and `keep` leaves it, both with exit status "
+            "1. INCONCLUSIVE leaves it, with exit status 3."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _one_baseline(self) -> Self:
+        if (self.baseline is None) == (self.baseline_url is None):
+            raise FieldErrors([Problem((), "needs one of baseline and baseline_url")])
+        return self
+
+
 class Ray(Section):
     """The Ray cluster that mtppp starts on the nodes for this deployment alone."""
 
@@ -529,6 +561,7 @@ class Cluster(Section):
         default_factory=Invariants,
         description="What is watched while stages serve: that all ranks compute one model.",
     )
+    verify: Verify | None = Field(default=None, description=str(Verify.__doc__))
     at_own_risk: tuple[str, ...] = Field(
         (),
         description=(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,8 @@ class Deployment:
         running: whether processes of this deployment were found on a node.
         restart: whether what runs and is not as planned may be stopped.
         finished: whether the steps that follow have nothing to do.
+        exit_status: what the command ends with when all steps are done.
+        report: what is to be shown at its end.
     """
 
     cluster: Cluster
@@ -53,6 +55,8 @@ class Deployment:
     running: bool = False
     restart: bool = False
     finished: bool = False
+    exit_status: int = 0
+    report: Sequence[str] = ()
     _way: Way | None = None
 
     def close(self) -> None:

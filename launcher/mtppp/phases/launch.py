@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mtppp.cluster import Cluster
 from mtppp.phases.attest import Attest
 from mtppp.phases.connect import Connect
 from mtppp.phases.environment import MakeEnvironment
@@ -15,6 +16,7 @@ from mtppp.phases.ray_cluster import Place, StartRay
 from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
+from mtppp.phases.verify import FindBaseline, Verify
 
 LAUNCH: tuple[Phase, ...] = (
     FindModel(),
@@ -32,3 +34,10 @@ LAUNCH: tuple[Phase, ...] = (
     Attest(),
     FirstTokens(),
 )
+
+
+def launch_phases(cluster: Cluster) -> tuple[Phase, ...]:
+    """The steps of this launch: where the file names a baseline, it ends with verifying."""
+    if cluster.verify is None:
+        return LAUNCH
+    return (FindBaseline(), *LAUNCH, Verify())
