@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mtppp.verify.power import Power
-from mtppp.verify.verdict import Control, Evidence, Figures, Verdict
+from mtppp.verify.verdict import Control, Evidence, Figures, Verdict, percent
 
 WIDTH = 78
 _LABEL = 11
@@ -107,7 +107,7 @@ def _control(control: Control, figures: Figures) -> str:
     ruined = f"; requests {control.ruined_seen} of {control.ruined_made}"
     return (
         f"damaged on purpose and seen: tokens {seen}{ruined if control.ruined_made else ''}."
-        f" Sensitivity at least {figures.sensitivity:.0%}"
+        f" Sensitivity at least {percent(figures.sensitivity, 0)}"
     )
 
 
@@ -118,7 +118,7 @@ def _power(damage: str, power: Power) -> str:
 def _percent(chance: float) -> str:
     if chance > 0.9995:
         return "more than 99.9 %"
-    return f"{chance * 100:.1f} %"
+    return percent(chance, 1)
 
 
 def _drafts(verdict: Verdict) -> str:

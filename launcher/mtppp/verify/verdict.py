@@ -234,7 +234,7 @@ def judge(evidence: Evidence) -> Verdict:
         cause=cause,
         token_power={s: design.of_tokens(s) for s in (0.01, 0.001)} if powers else {},
         request_power={s: design.of_requests(s) for s in (0.05, 0.01)} if powers else {},
-        warnings=tuple(_warnings(evidence, figures, acceptance)),
+        warnings=tuple(_warnings(outcome, evidence, figures, acceptance)),
         next_steps=(*steps, *_steps(cause, acceptance)),
     )
 
@@ -312,8 +312,9 @@ def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], li
     failed = []
     if figures.p_tokens < alpha:
         failed.append(
-            f"{figures.confirmed} of {figures.tokens} tokens in {figures.affected} requests are"
-            f" none that the baseline would have emitted (p = {figures.p_tokens:.1g})"
+            f"{figures.outliers} of {figures.tokens} tokens are none that the baseline would have"
+            f" emitted; {figures.confirmed} of them, in {figures.affected} requests, are so again"
+            f" when scored alone (p = {figures.p_tokens:.1g})"
         )
     if figures.p_requests < alpha:
         failed.append(
@@ -366,14 +367,16 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
         steps.append("take prompts that the model answers with more certainty")
     if figures.token_bound >= tier.token_margin:
         why.append(
-            f"up to {figures.token_bound:.2%} of tokens may be damaged; PASS needs less than"
-            f" {tier.token_margin:.2%} ({figures.outliers} outliers in {figures.tokens} tokens)"
+            f"up to {percent(figures.token_bound)} of tokens may be damaged; PASS needs less"
+            f" than {percent(tier.token_margin)} ({figures.outliers} outliers in {figures.tokens}"
+            " tokens)"
         )
         steps.append(_more_of(figures.outliers, tier))
     if figures.request_bound >= tier.request_margin:
         why.append(
-            f"up to {figures.request_bound:.1%} of requests may be ruined; PASS needs less than"
-            f" {tier.request_margin:.1%} ({figures.ruined} ruined of {figures.requests})"
+            f"up to {percent(figures.request_bound, 1)} of requests may be ruined; PASS needs"
+            f" less than {percent(tier.request_margin, 1)} ({figures.ruined} ruined of"
+            f" {figures.requests})"
         )
         if not figures.ruined:
             needed = math.ceil(math.log(ALPHA) / math.log1p(-tier.request_margin))
@@ -389,9 +392,9 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
     if why:
         return "INCONCLUSIVE", why, list(dict.fromkeys(steps))
     passed = (
-        f"less than {figures.token_bound:.2%} of all tokens and less than"
-        f" {figures.request_bound:.1%} of all requests are damaged"
-        f" (confidence {1 - ALPHA:.1%})"
+        f"less than {percent(figures.token_bound)} of all tokens and less than"
+        f" {percent(figures.request_bound, 1)} of all requests are damaged"
+        f" (confidence {percent(1 - ALPHA, 1)})"
     )
     if not evidence.itself:
         return "PASS", [passed, *([PARTLY] if evidence.forced is not None else [])], []
@@ -425,8 +428,9 @@ def _cause(evidence: Evidence) -> tuple[str, str]:
     itself = d.cand_cand.rate / d.base_cand.rate
     of_base = max(0.0, d.cand_base.rate - d.base_base.rate) / d.base_cand.rate
     shares = (
-        f"of the baseline's objections to these answers the candidate itself shares {itself:.0%};"
-        f" to the baseline's answers it objects {of_base:.0%} as often"
+        "of the baseline's objections to these answers the candidate itself shares"
+        f" {percent(itself, 0)}; to the baseline's answers it objects {percent(of_base, 0)} as"
+        " often"
     )
     cause = "not clear"
     if itself >= _BAD and of_base <= _FINE:
@@ -450,7 +454,7 @@ def judge_acceptance(drafted: Acceptance | None, reference: Acceptance | None) -
     if reference is None or not reference.drafts:
         if rates and binomial_upper(drafted.accepted[0], drafted.drafts, ALPHA) < HOPELESS:
             return AcceptanceVerdict(
-                "LOW", f"first drafts are accepted {rates[0]:.1%} of the time", rates
+                "LOW", f"first drafts are accepted {percent(rates[0], 1)} of the time", rates
             )
         return AcceptanceVerdict(
             "NOT JUDGED", "the baseline does not draft: there is nothing to compare with", rates
@@ -464,22 +468,28 @@ def judge_acceptance(drafted: Acceptance | None, reference: Acceptance | None) -
         if ours < theirs * (1 - ACCEPTANCE_MARGIN) - 2 * 3.3 * spread:
             return AcceptanceVerdict(
                 "LOW",
-                f"drafts at position {position + 1} are accepted {ours:.1%} of the time, by the"
-                f" baseline {theirs:.1%}",
+                f"drafts at position {position + 1} are accepted {percent(ours, 1)} of the time,"
+                f" by the baseline {percent(theirs, 1)}",
                 rates,
                 expected,
             )
     return AcceptanceVerdict("AS REFERENCE", "not lower than the baseline's", rates, expected)
 
 
-def _warnings(evidence: Evidence, figures: Figures, acceptance: AcceptanceVerdict) -> list[str]:
+def _warnings(
+    outcome: Outcome, evidence: Evidence, figures: Figures, acceptance: AcceptanceVerdict
+) -> list[str]:
     warnings = []
     if acceptance.outcome == "LOW":
         warnings.append(
             f"drafts are accepted too rarely: {acceptance.why}. The text does not suffer, the"
             " speed does"
         )
-    if figures.p_gap < ALPHA and figures.mean_gap > 2 * figures.null_mean_gap + 1e-4:
+    if (
+        outcome != "FAIL"
+        and figures.p_gap < ALPHA
+        and figures.mean_gap > 2 * figures.null_mean_gap + 1e-4
+    ):
         warnings.append(
             f"the mean gap is {figures.mean_gap:.2g} nats, the baseline's own"
             f" {figures.null_mean_gap:.2g}: rounding of another layout, or slight damage"
@@ -510,6 +520,11 @@ def _steps(cause: str, acceptance: AcceptanceVerdict) -> list[str]:
     if acceptance.outcome == "LOW":
         found.append("look whether the drafter's weights were loaded: `mtppp status`")
     return found
+
+
+def percent(share: float, digits: int = 2) -> str:
+    """As it is written in a report."""
+    return f"{share * 100:.{digits}f} %"
 
 
 def as_dict(verdict: Verdict) -> dict[str, Any]:

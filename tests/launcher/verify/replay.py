@@ -81,6 +81,7 @@ class Replay:
     """One server.
 
     Attributes:
+        seed: of chance, in sampling and in faults.
         model, root: what it says it serves.
         fault: what a greedy answer becomes; sampled_fault: the same at temperature above 0.
         misbehave: (path, request) -> (status, body) in place of the right answer; None for that.
@@ -101,7 +102,7 @@ class Replay:
         self.tokenizer = True
         self.shifted = False
         self.context = recording().head["context"]
-        self._seed = seed
+        self.seed = seed
         self._counter = 0
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -156,7 +157,7 @@ class Replay:
         else:
             tokens, finish = self.generated(ids, body, number)
             choice |= {"token_ids": list(tokens), "finish_reason": finish}
-        return _ok({"id": f"cmpl-{self._seed}-{number}", "choices": [choice]})
+        return _ok({"id": f"cmpl-{self.seed}-{number}", "choices": [choice]})
 
     def generated(
         self, ids: tuple[int, ...], body: dict[str, Any], number: int
@@ -164,7 +165,7 @@ class Replay:
         recorded = recording().by_ids.get(ids)
         if recorded is None:
             return [5] * body["max_tokens"], "length"
-        chance = random.Random(f"{self._seed}/{recorded.key}/{body['temperature']}")
+        chance = random.Random(f"{self.seed}/{recorded.key}/{body['temperature']}")
         tokens = list(recorded.tokens)
         if body["temperature"] > 0:
             tokens = _sampled(recorded, chance)

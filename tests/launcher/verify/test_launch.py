@@ -19,6 +19,7 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.launch import LAUNCH, launch_phases
 from mtppp.phases.verify import FindBaseline, Verify
 from mtppp.plan.review import Review
+from mtppp.verify.prompts import own_set
 
 Launched = Callable[..., Deployment]
 
@@ -74,6 +75,13 @@ def test_a_right_one_passes(launched: Launched, step: Step, tmp_path: Path) -> N
     assert list(tmp_path.glob("mtppp-verify/*-demo/result.json"))
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So few prompts that a run takes a second; enough for FAIL."""
+    monkeypatch.setattr("mtppp.phases.verify.own_set", lambda _: own_set(40))
+
+
+@pytest.mark.usefixtures("few")
 def test_a_wrong_one_is_stopped_or_kept_as_the_file_says(
     launched: Launched, servers: tuple[Replay, Replay], step: Step
 ) -> None:
@@ -89,6 +97,7 @@ def test_a_wrong_one_is_stopped_or_kept_as_the_file_says(
     assert deployment.report[0].startswith("FAIL")
 
 
+@pytest.mark.usefixtures("few")
 def test_a_baseline_that_dies_leaves_the_deployment_and_says_so(
     launched: Launched, servers: tuple[Replay, Replay], step: Step
 ) -> None:
