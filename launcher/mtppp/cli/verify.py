@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,22 @@ from typing import Any
 import click
 
 from mtppp.cli import verify_options as options
-from mtppp.cli.deployments import connectable, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
+from mtppp.phases.deployment import Deployment
 from mtppp.phases.status import ask
+from mtppp.phases.verify import candidate_of
 from mtppp.verify.run import Settings
 from mtppp.verify.servers import Server
 from mtppp.verify.session import recorded_tier, verify, verify_by_stored
 from mtppp.verify.tiers import SMOKE, TIERS
 
+SERVER_KEY = "VLLM_API_KEY"
+
 
 @click.command(name="verify")
-@click.argument("deployment", metavar="[FILE|NAME]", required=False)
+@deployment_argument
 @options.server_options("candidate", "The server in question.")
 @options.server_options("baseline", "One that is right: the same weights, TP only, no drafts.")
 @click.option(
@@ -78,12 +83,18 @@ def command(
             f"{stored} was recorded for --tier {chosen.name}", hint="leave --tier out"
         )
     console = Console()
-    about: dict[str, dict[str, Any]] = {}
-    if candidate_url:
-        candidate = options.server("candidate", candidate_url, candidate_model)
-    else:
-        candidate, about["candidate"] = _deployed(deployment)
-    with console.step("verify") as step:
+    with ExitStack() as stack:
+        about: dict[str, dict[str, Any]] = {}
+        if candidate_url:
+            candidate = options.server("candidate", candidate_url, candidate_model)
+        else:
+            target = connectable(resolve(deployment))
+            # The only secret of its file that matters here.
+            if SERVER_KEY in target.cluster.secrets and SERVER_KEY in os.environ:
+                target.secrets = {SERVER_KEY: os.environ[SERVER_KEY]}
+            stack.enter_context(closing(target))
+            candidate, about["candidate"] = _serving(target)
+        step = stack.enter_context(console.step("verify"))
         common = partial(
             verify_by_stored if stored else verify,
             output or options.new_directory(),
@@ -103,23 +114,18 @@ def command(
     sys.exit(outcome.verdict.exit_status)
 
 
-def _deployed(argument: str | None) -> tuple[Server, dict[str, Any]]:
+def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
     """The server of a deployment that runs, and what its ranks attest.
 
     Raises:
         MtpppError: it does not serve.
     """
-    target = connectable(resolve(argument))
-    try:
-        status = ask(target)
-    finally:
-        target.close()
+    status = ask(target)
     if status.state != "serving":
         raise MtpppError(
             f"{status.name} is {status.state}: {status.explanation}",
             hint=f"launch it first: mtppp launch {target.file}",
         )
-    key = os.environ.get("VLLM_API_KEY", "") if "VLLM_API_KEY" in target.cluster.secrets else ""
     parallel, speculative = target.cluster.parallel, target.cluster.speculative
     about = {
         "TP": parallel.tensor,
@@ -130,5 +136,4 @@ def _deployed(argument: str | None) -> tuple[Server, dict[str, Any]]:
     }
     if status.at_own_risk:
         about["at own risk"] = " ".join(status.at_own_risk)
-    server = Server("candidate", status.endpoint, target.cluster.model.served_name, key)
-    return server, about
+    return candidate_of(target, status.endpoint), about

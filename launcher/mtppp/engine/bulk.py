@@ -91,6 +91,7 @@ class BulkClient:
         role: what messages call the server, "candidate" or "baseline".
         key: for the Authorization header; "" for none.
         timeout: seconds for one answer.
+        socket: path of a Unix socket that leads to the server; "" to connect from here.
         pause: waits before a new attempt.
     """
 
@@ -102,6 +103,7 @@ class BulkClient:
         key: str = "",
         timeout: float = 600.0,
         concurrency: int = 16,
+        socket: str = "",
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -112,11 +114,12 @@ class BulkClient:
         self._salt = secrets.token_hex(8)
         self._requests = 0
         self._seen: set[str] = set()
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
             trust_env=False,
+            transport=httpx.AsyncHTTPTransport(uds=socket or None, limits=limits, trust_env=False),
         )
 
     async def __aenter__(self) -> Self:

@@ -71,6 +71,23 @@ class Verify(WithoutTrace):
         deployment.report = outcome.lines if verdict.outcome != "PASS" else []
 
 
+def candidate_of(deployment: Deployment, endpoint: str) -> Server:
+    """A deployment's server, reached as its other requests are.
+
+    Raises:
+        HostError: the first node cannot be talked to.
+    """
+    way = deployment.way(endpoint)
+    return Server(
+        "candidate",
+        endpoint,
+        deployment.cluster.model.served_name,
+        deployment.secrets.get("VLLM_API_KEY", ""),
+        transport=str(way),
+        socket=way.forwarder.path if way.forwarder else "",
+    )
+
+
 def _verified(deployment: Deployment, section: Section, step: Step) -> Outcome:
     plan = deployment.plan
     tier = recorded_tier(section.baseline) if section.baseline else TIERS[SMOKE]
@@ -80,12 +97,7 @@ def _verified(deployment: Deployment, section: Section, step: Step) -> Outcome:
         Path("mtppp-verify") / f"{now}-{plan.name}",
         settings=Settings(tier),
         prompts=own_set(tier.requests),
-        candidate=Server(
-            "candidate",
-            plan.endpoint,
-            plan.served_name,
-            deployment.secrets.get("VLLM_API_KEY", ""),
-        ),
+        candidate=candidate_of(deployment, plan.endpoint),
         about={"candidate": {"evidence": plan.evidence}},
         progress=step.progress,
     )

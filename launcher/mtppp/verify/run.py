@@ -291,6 +291,7 @@ def _client(server: Server, settings: Settings) -> BulkClient:
         key=server.key,
         timeout=settings.timeout,
         concurrency=settings.concurrency,
+        socket=server.socket,
     )
 
 

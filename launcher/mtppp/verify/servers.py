@@ -24,13 +24,15 @@ class Server:
         model: the served name to ask for; "" for the only one.
         key: for the Authorization header.
         transport: how it is reached, for the report.
+        socket: path of a Unix socket that leads to it; "" to connect from here.
     """
 
     role: str
     url: str
     model: str = ""
     key: str = ""
-    transport: str = "http"
+    transport: str = "directly"
+    socket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from mtppp.cluster import Cluster
 from mtppp.console import Console, Step
 from mtppp.engine.client import EngineError
 from mtppp.errors import ConfigurationError, MtpppError
+from mtppp.hosts.forward import PrivateForwarder
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.launch import LAUNCH, launch_phases
-from mtppp.phases.verify import FindBaseline, Verify
+from mtppp.phases.reach import Way
+from mtppp.phases.verify import FindBaseline, Verify, candidate_of
 from mtppp.plan.review import Review
 from mtppp.verify.prompts import own_set
 
@@ -50,13 +53,14 @@ def launched(
     def make(**section: Any) -> Deployment:
         section = {"baseline_url": servers[1].url} | section
         review = make_review()
-        served = {"endpoint": servers[0].url, "served_name": "demo-glm4-moe"}
-        plan = dataclasses.replace(review.plan, **served)
+        plan = dataclasses.replace(review.plan, endpoint=servers[0].url)
+        servers[0].model = "demo"
         return Deployment(
             cluster=make_cluster(verify={k: v for k, v in section.items() if v}),
             file=Path("cluster.yaml"),
             nodes=[],
             reviewed=dataclasses.replace(review, plan=plan),
+            _way=Way("", None),
         )
 
     return make
@@ -136,3 +140,14 @@ def test_one_baseline_is_named(make_cluster: Callable[..., Cluster], section: An
     with pytest.raises(ConfigurationError) as caught:
         make_cluster(verify=section)
     assert any("verify" in line for line in caught.value.details)
+
+
+def test_a_candidate_is_reached_through_its_forwarder(launched: Launched) -> None:
+    deployment = launched()
+    with closing(
+        PrivateForwarder(lambda: pytest.fail("nothing is to be carried yet"))
+    ) as forwarder:
+        deployment._way = Way("h100-a", forwarder)
+        server = candidate_of(deployment, "http://10.0.0.1:8000")
+    assert (server.socket, server.transport) == (forwarder.path, "through ssh to h100-a")
+    assert server.model == "demo"

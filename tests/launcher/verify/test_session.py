@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import socket
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +21,9 @@ from replay import Recorded, Replay
 from mtppp.cli.answers import command as answers
 from mtppp.cli.baseline import command as baselines
 from mtppp.cli.verify import command as verify
+from mtppp.engine.bulk import BulkClient
 from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
+from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
@@ -268,3 +273,21 @@ def test_a_deployment_that_does_not_run_is_not_verified(tmp_path: Path) -> None:
     assert isinstance(done.exception, MtpppError)
     assert "absent-for-verify is stopped" in done.exception.message
     assert "mtppp launch" in done.exception.hint
+
+
+def test_a_server_behind_a_socket_is_asked_through_it(candidate: Replay) -> None:
+    port = int(candidate.url.rpartition(":")[2])
+    streams: list[socket.socket] = []
+
+    def connect() -> socket.socket:
+        streams.append(socket.create_connection(("127.0.0.1", port)))
+        return streams[-1]
+
+    async def ask(path: str) -> str:
+        client = BulkClient("http://10.0.0.1:8000", role="candidate", socket=path)
+        async with client:
+            return (await client.models())[0].name
+
+    with closing(PrivateForwarder(connect)) as forwarder:
+        assert asyncio.run(ask(forwarder.path)) == "demo-glm4-moe"
+    assert streams
