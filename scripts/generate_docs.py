@@ -8,7 +8,9 @@ scripts/generate_docs.py --check   exit status 1 when one is not as the sources 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ from pydantic.fields import FieldInfo  # noqa: E402
 
 from mtppp.cluster.managed import MANAGED_FLAGS, reserved_variables  # noqa: E402
 from mtppp.cluster.schema import Cluster  # noqa: E402
+from mtppp.phases.status import DeploymentStatus, NodeStatus  # noqa: E402
+from mtppp.plan.plan import Plan  # noqa: E402
 from mtppp_patches.patch import Patch  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
@@ -50,11 +54,63 @@ def pages() -> dict[Path, str]:
     return {
         ROOT / "docs/cluster-yaml.md": cluster_page(),
         ROOT / "docs/vllm-support.md": support_page(),
+        ROOT / "docs/json.md": json_page(),
     }
 
 
 def _is_current(path: Path, text: str) -> bool:
     return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def json_page() -> str:
+    """What commands print with --json, from the dataclasses that become it."""
+    lines = [
+        "# JSON output",
+        "",
+        "<!-- Made by scripts/generate_docs.py from launcher/mtppp; do not edit. -->",
+        "",
+        "With `--json`, a command prints one JSON value on standard output, and all else on",
+        "standard error; its exit status is the same as without. Keys may be added.",
+        "",
+        "## mtppp status --json",
+        "",
+        *_fields(DeploymentStatus),
+        "",
+        "Each of `nodes`:",
+        "",
+        *_fields(NodeStatus),
+        "",
+        "Each of `ranks` is what that rank wrote from inside its process: among others `rank`,",
+        "`stage`, `tensor_rank`, `node`, `layers`, `drafter`, `runner`, `executor`, `vllm`,",
+        "`async_scheduling`, `plugins`, `patches`, and `environment`, with hashes for values.",
+        "",
+        "## mtppp plan --json",
+        "",
+        "`plan` is the Plan, of these keys; beside it `partition`, `memory`, `evidence`,",
+        "`refusals`, `defaults`, `times`, `warnings` and `unknowns`.",
+        "",
+        *_fields(Plan),
+        "",
+        "## mtppp list --json",
+        "",
+        "A list with `name`, `file`, `model` and `hosts` of each deployment.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _fields(record: type) -> Iterator[str]:
+    """The fields of a dataclass with the meanings that its docstring gives them."""
+    section = str(record.__doc__).partition("Attributes:")[2].partition("\n\n")[0]
+    meanings: dict[str, str] = {}
+    for entry in re.split(r"\n {8}(?=\S)", section):
+        names, _, meaning = entry.partition(":")
+        text = " ".join(meaning.split()).removesuffix(".")
+        meanings |= {name.strip(): text for name in names.split(",")}
+    return _table(
+        ("key", "meaning"),
+        ((f"`{field.name}`", meanings[field.name]) for field in dataclasses.fields(record)),
+    )
 
 
 def support_page() -> str:

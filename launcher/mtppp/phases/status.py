@@ -35,6 +35,7 @@ class NodeStatus:
     """One node.
 
     Attributes:
+        host: the node, as the file calls it.
         problem: why it could not be asked; "" when it was.
         by, since: who launched the deployment and when; "" when nothing runs there.
         processes: role of each recorded process, and whether it lives.
@@ -54,12 +55,15 @@ class DeploymentStatus:
     """A deployment.
 
     Attributes:
+        name: the deployment's.
+        state: serving, starting, hung, broken, stopped or unknown.
         explanation: what `state` rests on, one sentence.
         endpoint: base URL of its API; "" when nothing is known to run.
         reachable: whether a client on the operator's machine finds the model there.
         asked: the way by which the server was asked, in words.
         seconds_to_token: how long one token took; None when none came.
         evidence, at_own_risk: of the Plan that was launched.
+        nodes: each node, in the order of the file.
         ranks: what each rank attested, by rank.
     """
 
