@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 
 import click
@@ -12,6 +13,7 @@ from mtppp import __version__
 from mtppp.errors import MtpppError
 
 INTERRUPTED = 130
+_WIDEST = 80
 
 # name -> (module, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -57,7 +59,6 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Launch vLLM over several hosts with pipeline parallelism and MTP, and prove it is right.
 
-    \b
     Exit status: 0 done or PASS, 1 failed or FAIL, 2 invalid usage or configuration,
     3 inconclusive, 4 refused as unsafe, 130 interrupted.
     """
@@ -66,7 +67,12 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; every error ends in a message and its exit status."""
     try:
-        status = cli.main(prog_name="mtppp", standalone_mode=False)
+        status = cli.main(
+            prog_name="mtppp",
+            standalone_mode=False,
+            # Left alone, click takes a terminal to have 50 columns at least.
+            terminal_width=min(shutil.get_terminal_size().columns, _WIDEST),
+        )
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -252,3 +252,10 @@ def test_an_interrupted_launch_says_so(
     assert launch.returncode == 130
     assert said.endswith("interrupted\n")
     assert "Traceback" not in said
+
+
+def test_help_fits_a_narrow_terminal(
+    mtppp: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    lines = mtppp("--help", COLUMNS="40").stdout.splitlines()
+    assert max(map(len, lines)) <= 40
