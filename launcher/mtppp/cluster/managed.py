@@ -60,6 +60,7 @@ _RESERVED_REASONS = {
     "RAY_AUTH_TOKEN": "mtppp makes the token, and keeps it out of the environment",
     "RAY_AUTH_TOKEN_PATH": "mtppp makes the token",
     "RAY_USAGE_STATS_ENABLED": "mtppp switches usage reports off",
+    "RAY_agent_register_timeout_ms": "mtppp sets it to what a cold start takes",
     "RAY_raylet_start_wait_time_s": "mtppp sets it to what a cold start takes",
     "RAY_NUM_REDIS_GET_RETRIES": "mtppp sets it to what a cold start takes",
     "RAY_worker_niceness": "the engine's workers run at normal priority",

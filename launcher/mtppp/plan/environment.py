@@ -87,6 +87,8 @@ def node_environment(
         "RAY_raylet_start_wait_time_s": "120",
         # Seconds that a node that joins waits for the head's to be registered, 20 otherwise.
         "RAY_NUM_REDIS_GET_RETRIES": "120",
+        # A raylet ends itself when the agent beside it has not registered after 30 s.
+        "RAY_agent_register_timeout_ms": "120000",
         # Ray starts its workers, which here are the engine's, with niceness 15.
         "RAY_worker_niceness": "0",
         "VLLM_CONFIG_ROOT": f"{directory}/{CONFIG_ROOT}",

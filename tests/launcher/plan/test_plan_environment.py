@@ -24,6 +24,7 @@ PLANNED = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_NUM_REDIS_GET_RETRIES": "120",
+    "RAY_agent_register_timeout_ms": "120000",
     "RAY_worker_niceness": "0",
     "VLLM_CONFIG_ROOT": "/var/tmp/mtppp-1000/demo/0/vllm-config",
     "VLLM_NO_USAGE_STATS": "1",
