@@ -36,8 +36,8 @@ def report(
         lines += _wrapped("", why)
     for warning in verdict.warnings:
         lines += _wrapped("warning", warning)
-    lines.append("")
-    lines += _figures(verdict, evidence)
+    if figures := list(_figures(verdict, evidence)):
+        lines += ["", *figures]
     if worst:
         lines += ["", *_worst(worst)]
     if verdict.next_steps:
@@ -47,7 +47,8 @@ def report(
     lines.append("")
     for role, identity in identities.items():
         lines += _wrapped(role, _identity(identity))
-    lines += _wrapped("prompts", _coverage(coverage))
+    if coverage["kinds"]:
+        lines += _wrapped("prompts", _coverage(coverage))
     for file in files:
         lines += _wrapped("written", file)
     return lines
@@ -86,7 +87,8 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
         for share, power in powers.items():
             yield from _wrapped(label, _power(f"{share * 100:g} % of {what}", power))
             label = " "
-    yield from _wrapped("drafts", _drafts(verdict))
+    if figures.requests:
+        yield from _wrapped("drafts", _drafts(verdict))
 
 
 def _tokens(figures: Figures, evidence: Evidence) -> str:

@@ -69,7 +69,8 @@ def write(directory: Path, content: Mapping[str, Any]) -> list[str]:
     """Write both files; their paths."""
     (directory / "result.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     junit(content).write(directory / "junit.xml", encoding="utf-8", xml_declaration=True)
-    return [str(directory / name) for name in ("result.json", "junit.xml", "record.jsonl")]
+    names = ("result.json", "junit.xml", "record.jsonl")
+    return [str(directory / name) for name in names if (directory / name).exists()]
 
 
 def junit(content: Mapping[str, Any]) -> ElementTree.ElementTree[ElementTree.Element]:

@@ -1,0 +1,393 @@
+#!/usr/bin/env python3
+"""Run `mtppp verify` between real vLLM servers on this machine: sound ones, and faulty on purpose.
+
+    scripts/verify_matrix.py                              all comparisons, about an hour
+    scripts/verify_matrix.py --only relay-off,layers-swapped
+    scripts/verify_matrix.py --list
+
+The baseline is vLLM 0.32.0 for CPUs as it ships, on two tensor ranks, without drafts, in float32.
+Candidates with several stages or drafts run vLLM's V2 runner with the plugins that a launch would
+ship; the faults are those of tests/faults. Those with changed weights run as the baseline does.
+The result of each comparison goes to docs/verify-matrix.json. Exit status 1 when a verdict is not
+what it must be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests" / "faults")]
+
+from mtppp_faults.faults import VARIABLE as FAULT_VARIABLE  # noqa: E402
+
+from mtppp.plan.plugins import bundle  # noqa: E402
+from mtppp.verify.prompts import own_set  # noqa: E402
+from mtppp.verify.run import Settings  # noqa: E402
+from mtppp.verify.servers import Server  # noqa: E402
+from mtppp.verify.session import Outcome, verify  # noqa: E402
+from mtppp.verify.tiers import TIERS  # noqa: E402
+from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
+from mtppp_patches.patch import names_needed  # noqa: E402
+from mtppp_patches.registry import PATCHES  # noqa: E402
+
+MODEL = ROOT / "cluster_configs/models/demo-glm4-moe"
+RESULTS = ROOT / "docs/verify-matrix.json"
+START = 600.0  # seconds until a server must be ready
+
+_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+
+Tensors = dict[str, tuple[str, list[int], bytes]]
+"""Name -> dtype, shape, data of a safetensors file."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server.
+
+    Attributes:
+        drafts: draft tokens per step; 0 without MTP.
+        fault: of tests/faults.
+        weights: what is done to the tensors of the model's file.
+    """
+
+    release: str = "0.32.0"
+    pipeline: int = 1
+    tensor: int = 1
+    drafts: int = 0
+    dtype: str = "float32"
+    fault: str = ""
+    weights: Callable[[Tensors], None] | None = None
+
+    @property
+    def as_shipped(self) -> bool:
+        """Whether vLLM runs without our plugins, with its V1 runner."""
+        return self.pipeline == 1 and not self.drafts
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A candidate, and what must be said of it.
+
+    Attributes:
+        allowed: verdicts that are right.
+        cause: what a FAIL must name; "" when anything will do.
+        prompts: how many of the tier's; a fault needs fewer than a PASS.
+    """
+
+    what: str
+    candidate: Arm
+    allowed: tuple[str, ...]
+    cause: str = ""
+    prompts: int = TIERS["smoke"].requests
+
+
+BASELINE = Arm(tensor=2)
+
+
+def scaled(name: str, factor: float) -> Callable[[Tensors], None]:
+    """Multiplies bfloat16 tensors whose name begins so."""
+
+    def change(tensors: Tensors) -> None:
+        found = [key for key in tensors if key.startswith(name)]
+        assert found, name
+        for key in found:
+            dtype, shape, data = tensors[key]
+            assert dtype == "BF16", dtype
+            upper = array.array("H", data)
+            numbers = struct.unpack(
+                f"<{len(upper)}f", struct.pack(f"<{len(upper)}I", *(half << 16 for half in upper))
+            )
+            bits = struct.unpack(
+                f"<{len(upper)}I", struct.pack(f"<{len(upper)}f", *(n * factor for n in numbers))
+            )
+            rounded = array.array("H", (min(0xFFFF, (b + 0x8000) >> 16) for b in bits))
+            tensors[key] = dtype, shape, rounded.tobytes()
+
+    return change
+
+
+def swapped(one: int, other: int) -> Callable[[Tensors], None]:
+    """Two layers in each other's place."""
+
+    def change(tensors: Tensors) -> None:
+        prefix = f"model.layers.{one}."
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            partner = f"model.layers.{other}.{name.removeprefix(prefix)}"
+            tensors[name], tensors[partner] = tensors[partner], tensors[name]
+
+    return change
+
+
+_MTP = Arm(pipeline=2, drafts=3)
+_SECOND_STAGE = "model.layers.4."  # of 0-5; the second of two stages begins with 3
+
+COMPARISONS: dict[str, Comparison] = {
+    "pp2-mtp": Comparison("PP2 with MTP", _MTP, ("PASS",)),
+    "tp1": Comparison("TP1", Arm(), ("PASS",)),
+    "bfloat16": Comparison(
+        "TP2 in bfloat16", Arm(tensor=2, dtype="bfloat16"), ("PASS", "INCONCLUSIVE")
+    ),
+    "relay-off": Comparison(
+        "0.29.0, PP2 with MTP, the gate lifted and drafts not relayed",
+        dataclasses.replace(_MTP, release="0.29.0", fault="relay_off"),
+        ("FAIL",),
+        cause="decode or speculation",
+        prompts=64,
+    ),
+    "layers-swapped": Comparison(
+        "layers 3 and 4 swapped",
+        Arm(weights=swapped(3, 4)),
+        ("FAIL",),
+        cause="weights or forward pass",
+    ),
+    "expert-1.05": Comparison(
+        "one expert of layer 4 times 1.05",
+        Arm(weights=scaled(f"{_SECOND_STAGE}mlp.experts.0.down_proj", 1.05)),
+        ("PASS", "INCONCLUSIVE", "FAIL"),
+    ),
+    "expert-2": Comparison(
+        "one expert of layer 4 times 2",
+        Arm(weights=scaled(f"{_SECOND_STAGE}mlp.experts.0.down_proj", 2.0)),
+        ("PASS", "INCONCLUSIVE", "FAIL"),
+    ),
+    "expert-8": Comparison(
+        "one expert of layer 4 times 8",
+        Arm(weights=scaled(f"{_SECOND_STAGE}mlp.experts.0.down_proj", 8.0)),
+        ("FAIL",),
+        cause="weights or forward pass",
+    ),
+    "norm-1.05": Comparison(
+        "one norm of layer 4 times 1.05",
+        Arm(weights=scaled(f"{_SECOND_STAGE}post_attention_layernorm", 1.05)),
+        ("PASS", "INCONCLUSIVE", "FAIL"),
+    ),
+    "norm-2": Comparison(
+        "one norm of layer 4 times 2",
+        Arm(weights=scaled(f"{_SECOND_STAGE}post_attention_layernorm", 2.0)),
+        ("PASS", "INCONCLUSIVE", "FAIL"),
+    ),
+}
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--only", default="", help="names, separated by commas")
+    parser.add_argument("--list", action="store_true", help="the names, and nothing else")
+    parser.add_argument("--port", type=int, default=8300)
+    arguments = parser.parse_args()
+    if arguments.list:
+        for name, comparison in COMPARISONS.items():
+            print(f"{name:16} {comparison.what}")
+        return 0
+    names = arguments.only.split(",") if arguments.only else list(COMPARISONS)
+    right = True
+    with ExitStack() as stack:
+        baseline = stack.enter_context(serving(BASELINE, arguments.port))
+        for name in names:
+            right &= compared(name, baseline, arguments.port + 1)
+    return 0 if right else 1
+
+
+def compared(name: str, baseline: str, port: int) -> bool:
+    """Run one comparison and keep its result; whether it is as it must be."""
+    comparison = COMPARISONS[name]
+    with serving(comparison.candidate, port) as candidate:
+        started = time.monotonic()
+        outcome = compare(candidate, baseline, comparison.prompts)
+    is_right = as_it_must_be(comparison, outcome)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results[name] = {
+        "what": comparison.what,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "right": is_right,
+        "seconds": round(time.monotonic() - started),
+        "requests": comparison.prompts,
+        "report": outcome.lines[: outcome.lines.index("") if "" in outcome.lines else None],
+        **{
+            key: outcome.result[key]
+            for key in ("verdict", "cause", "figures", "acceptance", "directions", "warnings")
+        },
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print("\n".join(outcome.lines), flush=True)
+    print(f"--- {name}: {'as' if is_right else 'NOT AS'} it must be", flush=True)
+    return is_right
+
+
+def as_it_must_be(comparison: Comparison, outcome: Outcome) -> bool:
+    verdict = outcome.verdict
+    return verdict.outcome in comparison.allowed and comparison.cause in ("", verdict.cause)
+
+
+def compare(candidate: str, baseline: str, prompts: int) -> Outcome:
+    """A verification of the smoke tier, with so many of its prompts."""
+    with tempfile.TemporaryDirectory(prefix="verify-matrix-") as directory:
+        return verify(
+            Path(directory),
+            Settings(TIERS["smoke"], timeout=1200, same_model=True),
+            own_set(prompts),
+            candidate=Server("candidate", candidate),
+            baseline=Server("baseline", baseline),
+            about={},
+            progress=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+
+
+@contextmanager
+def serving(arm: Arm, port: int) -> Iterator[str]:
+    """A server that runs inside the block; its URL."""
+    with tempfile.TemporaryDirectory(prefix="verify-server-") as name:
+        directory = Path(name)
+        model = changed_model(arm, directory) if arm.weights else MODEL
+        with (directory / "log").open("w") as log:
+            process = subprocess.Popen(
+                [str(part) for part in command(arm, model, port)],
+                env={**os.environ, **_ENVIRONMENT, **environment(arm, directory)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_until_ready(process, url, directory / "log")
+            yield url
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server; what it leaves behind is of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with opener.open(f"{url}/health", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    lines = log.read_text(errors="replace").splitlines()
+    raise SystemExit("\n".join([f"{url} does not serve; its log ends:", *lines[-30:]]))
+
+
+def command(arm: Arm, model: Path, port: int) -> list[Any]:
+    made = subprocess.run(
+        [ROOT / "scripts/environment", arm.release], stdout=subprocess.PIPE, text=True, check=True
+    )
+    arguments: list[Any] = [
+        *(made.stdout.strip(), "-m", "vllm.entrypoints.cli.main", "serve", model),
+        *("--served-model-name", MODEL.name, "--host", "127.0.0.1", "--port", port),
+        *("--dtype", arm.dtype, "--enforce-eager", "--seed", 0),
+        *("--max-model-len", 1024, "--max-num-seqs", 16),
+        *("--tensor-parallel-size", arm.tensor, "--pipeline-parallel-size", arm.pipeline),
+    ]
+    if arm.as_shipped:
+        return arguments
+    arguments += ["--block-size", 32, "--async-scheduling"]
+    if arm.drafts:
+        speculative = {"method": "mtp", "num_speculative_tokens": arm.drafts}
+        arguments += ["--speculative-config", json.dumps(speculative)]
+    return arguments
+
+
+def environment(arm: Arm, directory: Path) -> dict[str, str]:
+    if arm.as_shipped:
+        return {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+    packages = [*(["mtppp_faults"] if arm.fault else []), "mtppp_patches", "mtppp_cpu"]
+    plugins = bundle(packages)
+    for path, content in plugins.files.items():
+        file = directory / "plugins" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    spec = EngineSpec(
+        arm.release,
+        json.loads((MODEL / "config.json").read_text())["model_type"],
+        device="cpu",
+        pipeline=arm.pipeline,
+        tensor=arm.tensor,
+        speculative=Speculative("mtp", arm.drafts) if arm.drafts else None,
+    )
+    spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+    return {
+        "PYTHONPATH": str(directory / "plugins"),
+        "MTPPP_DEPLOYMENT": "verify-matrix",
+        "MTPPP_DEVICE": "cpu",
+        "MTPPP_ENGINE": spec.to_json(),
+        "MTPPP_RUN_DIR": str(directory),
+        "TRITON_INTERPRET": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        **({FAULT_VARIABLE: arm.fault} if arm.fault else {}),
+    }
+
+
+def changed_model(arm: Arm, directory: Path) -> Path:
+    """A copy of the model with other weights."""
+    copy = directory / MODEL.name
+    shutil.copytree(MODEL, copy)
+    file = copy / "model.safetensors"
+    raw = file.read_bytes()
+    [size] = struct.unpack("<Q", raw[:8])
+    header, data = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+    metadata = header.pop("__metadata__", {"format": "pt"})
+    tensors: Tensors = {
+        name: (entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])])
+        for name, entry in header.items()
+    }
+    assert arm.weights is not None
+    arm.weights(tensors)
+    written: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape, content) in tensors.items():
+        written[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + len(content)]}
+        end += len(content)
+    head = json.dumps(written).encode()
+    head += b" " * (-len(head) % 8)
+    contents = [content for _, _, content in tensors.values()]
+    file.write_bytes(b"".join([struct.pack("<Q", len(head)), head, *contents]))
+    return copy
+
+
+if __name__ == "__main__":
+    sys.exit(main())
