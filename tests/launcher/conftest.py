@@ -65,6 +65,7 @@ def make_facts() -> Callable[..., HostFacts]:
             "gpus": [],
             "rdma": [],
             "limits": {"nofile": 1 << 20, "memlock": None},
+            "deployments": [],
             "ports_taken": [],
             "ports_forbidden": [],
             "shm_bytes": 2**30,

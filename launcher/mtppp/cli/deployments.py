@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,15 +76,39 @@ def connectable(known: state.Known, *, with_secrets: bool = False) -> Deployment
     """The deployment with transports to its nodes; nothing has been connected to yet.
 
     Args:
-        with_secrets: take the values of the file's secrets from the environment, as a launch must.
+        with_secrets: require the file's secrets to be set, as a launch must.
 
     Raises:
         ConfigurationError: a secret that the file names is not set.
     """
     cluster = known.cluster
     nodes = [hosts.Node(_transport(cluster, n), cluster.runtime.python) for n in cluster.nodes]
-    secrets = _secrets(known) if with_secrets else {}
+    secrets = _secrets(known) if with_secrets else _secrets_set(cluster)
     return Deployment(cluster=cluster, file=known.file, nodes=nodes, secrets=secrets)
+
+
+def is_protected(known: state.Known) -> bool:
+    """Whether the file says so, or did when it was launched from here."""
+    launched = state.known().get(known.cluster.name, known)
+    return known.cluster.protect or launched.cluster.protect
+
+
+def confirm(known: state.Known, name: str | None) -> None:
+    """Have the name of a protected deployment given, or typed at a terminal.
+
+    Raises:
+        ConfigurationError: it was not given, or is another one.
+    """
+    if not is_protected(known):
+        return
+    cluster = known.cluster
+    if name is None and sys.stdin.isatty():
+        name = click.prompt(f"{cluster.name} is protected; its name, to go on", err=True)
+    if name != cluster.name:
+        raise ConfigurationError(
+            f"{cluster.name} is protected: nothing was stopped",
+            hint=f"to stop it all the same: --yes {cluster.name}",
+        )
 
 
 @contextmanager
@@ -125,6 +150,11 @@ def _transport(cluster: Cluster, node: Node) -> Transport:
             connect_timeout=ssh.connect_timeout,
         )
     )
+
+
+def _secrets_set(cluster: Cluster) -> dict[str, str]:
+    """Those of the file's secrets that are set; a server may want its key to answer."""
+    return {name: os.environ[name] for name in cluster.secrets if name in os.environ}
 
 
 def _secrets(known: state.Known) -> dict[str, str]:

@@ -6,7 +6,13 @@ import sys
 
 import click
 
-from mtppp.cli.deployments import connectable, deployment_argument, resolve, working_on
+from mtppp.cli.deployments import (
+    connectable,
+    deployment_argument,
+    is_protected,
+    resolve,
+    working_on,
+)
 from mtppp.console import Console
 from mtppp.phases.launch import launch_phases
 from mtppp.phases.phase import run_phases
@@ -16,17 +22,20 @@ from mtppp.phases.reach import reachable_from_here
 @click.command(name="launch")
 @deployment_argument
 @click.option("--restart", is_flag=True, help="Stop what runs and is not as planned, then launch.")
-def command(deployment: str | None, restart: bool) -> None:
+@click.option("--yes", metavar="NAME", help="The name that a protected deployment wants.")
+def command(deployment: str | None, restart: bool, yes: str | None) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).
 
     Connects to the nodes, starts Ray and vLLM there, waits until the server is ready, checks what
     every rank holds, asks for the first tokens, and where the file names a baseline, verifies that
     the deployment gives its model. When a step fails, what was started is stopped. What runs
-    already as planned is left as it is.
+    already as planned is left as it is; what is broken is stopped and launched anew.
     """
     console = Console()
-    target = connectable(resolve(deployment), with_secrets=True)
+    known = resolve(deployment)
+    target = connectable(known, with_secrets=True)
     target.restart = restart
+    target.protected = is_protected(known) and yes != known.cluster.name
     with working_on(target, console):
         run_phases(launch_phases(target.cluster), target, console)
     for line in target.report:

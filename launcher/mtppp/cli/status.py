@@ -39,6 +39,8 @@ def show(status: DeploymentStatus) -> None:
         click.echo(f"  endpoint   {status.endpoint}/v1{away}")
     if status.seconds_to_token is not None:
         click.echo(f"  one token  {status.seconds_to_token:g} s")
+    if status.endpoint and not status.checked:
+        click.echo("  not checked: no launch has compared its ranks; `mtppp launch` does")
     if status.evidence:
         click.echo(f"  proven by  {status.evidence}")
     if status.at_own_risk:
@@ -51,11 +53,15 @@ def show(status: DeploymentStatus) -> None:
             f"{role} {'up' if alive else 'GONE'}" for role, alive in (node.processes or {}).items()
         )
         since = f", launched by {node.by} at {node.since}" if node.since else ""
-        click.echo(f"  {node.host}: {processes or 'nothing runs'}{since}")
+        held = f", {node.gpu_memory / 2**30:.1f} GiB of GPU memory" if node.gpu_memory else ""
+        click.echo(f"  {node.host}: {processes or 'nothing runs'}{held}{since}")
+        if node.work:
+            click.echo(f"    {node.work}")
     for rank in status.ranks:
         layers = rank["layers"]
         click.echo(
             f"  rank {rank['rank']} on {rank['node']}: stage {rank['stage']}, tensor rank"
             f" {rank['tensor_rank']}, layers {layers[0]}-{layers[-1]}"
             f"{', drafter' if rank['drafter'] else ''}, patches {', '.join(rank['patches'])}"
+            f"{'' if rank['alive'] else '  GONE'}"
         )

@@ -569,6 +569,13 @@ class Cluster(Section):
             "deployment is not proven to be right; `status` and every report say so."
         ),
     )
+    protect: bool = Field(
+        default=False,
+        description=(
+            "Whether `mtppp stop`, and `mtppp launch` where it would stop what runs, want the "
+            "deployment's name typed, or given with `--yes NAME`."
+        ),
+    )
     secrets: tuple[str, ...] = Field(
         default=(),
         description=(

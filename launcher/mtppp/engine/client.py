@@ -165,6 +165,15 @@ class EngineClient:
         """Speculative decoding's counters, from /metrics; the sum over the server's engines."""
         return acceptance_in(self._get("/metrics").text)
 
+    def generated_tokens(self) -> int:
+        """Tokens generated since the server started, from /metrics; the sum over its engines."""
+        samples = _SAMPLE.finditer(self._get("/metrics").text)
+        return sum(
+            int(float(match["value"]))
+            for match in samples
+            if match["name"] == "vllm:generation_tokens_total"
+        )
+
     def _get(self, path: str) -> httpx.Response:
         return self._checked(self._http.build_request("GET", path))
 

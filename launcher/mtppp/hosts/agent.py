@@ -41,6 +41,7 @@ from functools import partial
 from typing import Any
 
 MARK = "MTPPP_RUN_DIR"
+DEPLOYMENT = "MTPPP_DEPLOYMENT"
 PROCESSES = "processes.json"
 AUDIT_LOG = "audit.log"
 # Seconds without a sign of life from who holds a lock after which it is given up. The launcher
@@ -85,7 +86,8 @@ def op_facts(
         "gpus": _gpus(),
         "rdma": list(_rdma_ports()),
         "limits": {name: _limit(name) for name in LIMITS},
-        "ports_taken": [p for p in ports if _bind_error(address, p) == errno.EADDRINUSE],
+        "deployments": _deployments(),
+        "ports_taken": _taken(address, ports),
         "ports_forbidden": [p for p in ports if _bind_error(address, p) == errno.EACCES],
         "shm_bytes": shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else 0,
         "model_path": None if model_path is None else os.path.expanduser(model_path),
@@ -152,19 +154,13 @@ def _gpus() -> list[dict[str, Any]]:
 
     A GPU that shares the machine's memory shows none of its own: it has the machine's.
     """
-    columns = "name,memory.total,compute_cap"
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        listed = subprocess.run(
-            ["nvidia-smi", "--query-gpu=" + columns, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            check=True,
-            timeout=60,
-        ).stdout.decode()
+        listed = _nvidia_smi("--query-gpu=name,memory.total,compute_cap")
     except (OSError, subprocess.SubprocessError):
         return []
     found = []
-    for line in listed.splitlines():
+    for line in listed:
         name, mebibytes, capability = (part.strip() for part in line.rsplit(",", 2))
         memory = int(mebibytes) * 2**20 if mebibytes.isdigit() else machine
         found.append({"name": name, "memory": memory, "compute_capability": capability})
@@ -210,6 +206,79 @@ def _raise_limits() -> None:
             continue
 
 
+def op_gpu_memory() -> dict[str, Any]:
+    """`used`: bytes in use on each GPU; None with a `reason` where that cannot be read.
+
+    Both are None on a node without GPUs, or without their driver's program.
+    """
+    try:
+        listed = _nvidia_smi("--query-gpu=memory.used")
+    except FileNotFoundError:
+        return {"used": None, "reason": None}
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"used": None, "reason": "nvidia-smi failed: %s" % error}
+    if not all(line.isdigit() for line in listed):
+        return {"used": None, "reason": "the driver does not count this GPU's memory"}
+    return {"used": [int(line) * 2**20 for line in listed], "reason": None}
+
+
+def _gpu_memory_of(pids: Iterable[int]) -> int | None:
+    """Bytes of GPU memory that these processes hold; None where nobody can say."""
+    try:
+        listed = _nvidia_smi("--query-compute-apps=pid,used_memory")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    held = dict.fromkeys(map(str, pids), 0)
+    for line in listed:
+        pid, _, mebibytes = line.partition(", ")
+        if pid in held and mebibytes.isdigit():
+            held[pid] += int(mebibytes) * 2**20
+    return sum(held.values())
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    done = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    return [line.strip() for line in done.stdout.decode().splitlines()]
+
+
+def op_listeners(address: str, ports: Sequence[int]) -> dict[str, Any]:
+    """`taken`: those of the ports on which something listens, as [port, who]."""
+    return {"taken": _taken(address, ports)}
+
+
+def _taken(address: str, ports: Sequence[int]) -> list[tuple[int, str]]:
+    taken = [port for port in ports if _bind_error(address, port) == errno.EADDRINUSE]
+    return [(port, _listener(port)) for port in taken]
+
+
+def _listener(port: int) -> str:
+    """Who listens on a port, as far as we may know: a deployment, or a process."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as f:
+                rows = [line.split() for line in f][1:]
+        except OSError:
+            continue
+        inodes.update(r[9] for r in rows if r[3] == "0A" and r[1].endswith(":%04X" % port))
+    sockets = {"socket:[%s]" % inode for inode in inodes}
+    for descriptor in glob.glob("/proc/[0-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor) not in sockets:
+                continue
+        except OSError:
+            continue
+        pid = int(descriptor.split("/")[2])
+        ours = _variable(pid, DEPLOYMENT)
+        return "deployment %s" % ours if ours else "pid %d: %s" % (pid, _command(pid)[:60])
+    return "a process of another user" if inodes else "not listening, but in use"
+
+
 def _bind_error(address: str, port: int) -> int:
     """Why a server could not listen there, as errno has it; 0 when it could."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -252,7 +321,7 @@ def _require_own(path: str) -> None:
     link of its name, and would then decide what runs as us. Below a directory that nobody else can
     change nothing needs a look.
     """
-    root = "/var/tmp/mtppp-%d" % os.getuid()
+    root = _root()
     if not path.startswith(root + "/") or os.path.normpath(path) != path:
         raise AgentError("%s is not a path of mtppp's" % path)
     try:
@@ -422,6 +491,77 @@ def _environment(planned: dict[str, str]) -> dict[str, str]:
     return dict(kept, **planned)
 
 
+def op_look(deployment: str, node: int) -> dict[str, Any]:
+    """All that this node knows of a deployment: its records, and what of it is alive."""
+    directory = _run_directory(deployment, node)
+    _require_own(directory)
+    marked = _marked(directory)
+    attested = []
+    for path in sorted(glob.glob(os.path.join(directory, "attest", "rank-*.json"))):
+        record = _json(path)
+        if isinstance(record, dict) and isinstance(record.get("rank"), int):
+            attested.append(dict(record, alive=record.get("pid") in marked))
+    return {
+        "uid": os.getuid(),
+        "directory": directory,
+        "recorded": [dict(entry, alive=_is_alive(entry)) for entry in _recorded(directory)],
+        "marked": len(marked),
+        "suspended": [
+            {"pid": pid, "command": _command(pid)} for pid in marked if _state(pid) == "T"
+        ],
+        "launch": _json(os.path.join(directory, "launch.json")),
+        "checked": _json(os.path.join(directory, "checked.json")),
+        "plan": _json(os.path.join(directory, "plan.json")),
+        "attested": attested,
+        "held_by": holder_of("%s.%d" % (deployment, node)),
+        "gpu_memory": _gpu_memory_of(marked) if marked else None,
+    }
+
+
+def _deployments() -> list[dict[str, Any]]:
+    """The deployments of which anything runs, or is being launched, here, as far as we may see."""
+    directories = set()
+    for name in os.listdir("/proc"):
+        directory = _variable(int(name), MARK) if name.isdigit() else None
+        if directory and not _is_zombie(int(name)):
+            directories.add(directory)
+    for path in glob.glob(os.path.join(_root(), "*", "*", "launch.json")):
+        directory = os.path.dirname(path)
+        deployment, node = directory.split("/")[-2:]
+        if holder_of("%s.%s" % (deployment, node)):
+            directories.add(directory)
+    found = []
+    for directory in sorted(directories):
+        plan = _json(os.path.join(directory, "plan.json"))
+        launch = _json(os.path.join(directory, "launch.json"))
+        found.append(
+            {
+                "directory": directory,
+                "device": plan.get("device") if isinstance(plan, dict) else None,
+                "by": launch.get("by", "") if isinstance(launch, dict) else "",
+                "since": launch.get("since", "") if isinstance(launch, dict) else "",
+            }
+        )
+    return found
+
+
+def _json(path: str) -> Any:
+    """What a file holds; None when it is not there, or damaged."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (OSError, ValueError):
+        return None
+
+
+def _root() -> str:
+    return "/var/tmp/mtppp-%d" % os.getuid()
+
+
+def _run_directory(deployment: str, node: int) -> str:
+    return "%s/%s/%d" % (_root(), deployment, node)
+
+
 def op_processes(directory: str) -> dict[str, Any]:
     """What runs here for a run directory: what was recorded, and all that bears its mark."""
     _require_own(directory)
@@ -500,11 +640,16 @@ def _start_time(pid: int) -> int | None:
 
 
 def _is_zombie(pid: int) -> bool:
+    return _state(pid) in ("Z", None)
+
+
+def _state(pid: int) -> str | None:
+    """One letter, as ps has it; None when there is no such process."""
     try:
         with open("/proc/%d/stat" % pid, encoding="ascii", errors="replace") as f:
-            return f.read().rpartition(")")[2].split()[0] == "Z"
+            return f.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        return True
+        return None
 
 
 def _is_alive(entry: dict[str, Any]) -> bool:
@@ -522,19 +667,26 @@ def _has_ended(entry: dict[str, Any]) -> bool:
 
 def _marked(directory: str) -> list[int]:
     """Numbers of the live processes that have the run directory in their environment."""
-    mark = ("%s=%s" % (MARK, directory)).encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
-        try:
-            with open("/proc/%s/environ" % name, "rb") as f:
-                held = mark in f.read().split(b"\0")
-        except OSError:
-            continue
-        if held and not _is_zombie(int(name)):
+        if _variable(int(name), MARK) == directory and not _is_zombie(int(name)):
             found.append(int(name))
     return found
+
+
+def _variable(pid: int, name: str) -> str | None:
+    """A variable of a process's environment; None when it has none, or it is not ours to see."""
+    begin = name.encode() + b"="
+    try:
+        with open("/proc/%d/environ" % pid, "rb") as f:
+            for entry in f.read().split(b"\0"):
+                if entry.startswith(begin):
+                    return entry[len(begin) :].decode("utf-8", "replace")
+    except OSError:
+        pass
+    return None
 
 
 def _command(pid: int) -> str:
@@ -581,6 +733,9 @@ def _listed(path: str) -> Iterator[str]:
 
 def _unlink(paths: Iterable[str]) -> list[str]:
     """Remove segments that no process maps any more."""
+    paths = set(paths)
+    if not paths:
+        return []
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     in_use = set(_shared_memory(everybody))
     removed = []
@@ -695,7 +850,7 @@ def _try_lock(descriptor: int, kind: int, patience: float) -> bool:
 
 
 def _lock_path(lock: str) -> str:
-    return "/var/tmp/mtppp-%d/locks/%s" % (os.getuid(), lock)
+    return "%s/locks/%s" % (_root(), lock)
 
 
 def _now() -> str:
@@ -707,8 +862,9 @@ def _audit(holder: Mapping[str, Any], outcome: str) -> None:
     line = {"at": _now()}
     line.update((key, holder[key]) for key in ("who", "what", "deployment", "node"))
     line["outcome"] = outcome
-    path = "/var/tmp/mtppp-%d/%s" % (os.getuid(), AUDIT_LOG)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = os.open(
+        os.path.join(_root(), AUDIT_LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+    )
     try:
         os.write(descriptor, json.dumps(line).encode() + b"\n")
     finally:

@@ -49,6 +49,32 @@ class RdmaPort:
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A deployment of which something runs on a host, or is being launched there.
+
+    Attributes:
+        directory: its run directory.
+        device: cuda or cpu; None where its Plan is not to be had.
+        by, since: who launched it, and when; "" where that is not known.
+    """
+
+    directory: str
+    device: str | None
+    by: str
+    since: str
+
+    @property
+    def name(self) -> str:
+        """Of the deployment."""
+        return self.directory.split("/")[-2]
+
+    @property
+    def node(self) -> str:
+        """Its place in the deployment's file."""
+        return self.directory.split("/")[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """One host as its own python saw it.
 
@@ -64,7 +90,8 @@ class HostFacts:
         rdma: ports of InfiniBand and RoCE; None where nobody asked.
         limits: what a process may have of "nofile" and "memlock" (bytes); None: no limit. Empty
             where nobody asked.
-        ports_taken: those of the asked ports that something else holds.
+        deployments: what of mtppp's runs there already, or is being launched.
+        ports_taken: those of the asked ports that something holds, and what that is.
         ports_forbidden: those of the asked ports that the user may not listen on.
         shm_bytes: size of /dev/shm.
         model_path: absolute path of the model there; None for a model that is not a path.
@@ -82,7 +109,8 @@ class HostFacts:
     interface: str | None
     addresses: tuple[tuple[str, str], ...]
     gpus: tuple[GpuFacts, ...]
-    ports_taken: tuple[int, ...]
+    deployments: tuple[Neighbour, ...]
+    ports_taken: tuple[tuple[int, str], ...]
     ports_forbidden: tuple[int, ...]
     shm_bytes: int
     model_path: str | None
@@ -101,7 +129,8 @@ class HostFacts:
                 "rdma": tuple(
                     RdmaPort(**{**port, "near": tuple(port["near"])}) for port in answer["rdma"]
                 ),
-                "ports_taken": tuple(answer["ports_taken"]),
+                "deployments": tuple(Neighbour(**found) for found in answer["deployments"]),
+                "ports_taken": tuple((port, by) for port, by in answer["ports_taken"]),
                 "ports_forbidden": tuple(answer["ports_forbidden"]),
             }
         )
@@ -126,6 +155,7 @@ class HostFacts:
             interface=f"<interface of {address}>",
             addresses=(),
             gpus=tuple(gpus),
+            deployments=(),
             ports_taken=(),
             ports_forbidden=(),
             shm_bytes=0,

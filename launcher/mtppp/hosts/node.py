@@ -192,6 +192,23 @@ class Node:
         )
         return Ended(answer["status"], answer["stdout"], answer["stderr"])
 
+    def look(self, deployment: str, index: int) -> dict[str, Any]:
+        """All that the node knows of a deployment; see the agent's `op_look`."""
+        found = self._ask({"op": "look", "deployment": deployment, "node": index}, timeout=90)
+        token = (found["held_by"] or {}).get("token")
+        if self._lock is not None and token == self._lock.holder.token:
+            found["held_by"] = None  # it is we who work on it
+        return found
+
+    def gpu_memory(self) -> dict[str, Any]:
+        """`used`: bytes on each GPU, or None and perhaps a `reason`."""
+        return self._ask({"op": "gpu_memory"}, timeout=60)
+
+    def listeners(self, address: str, ports: Sequence[int]) -> list[tuple[int, str]]:
+        """Those of the ports on which something listens, and what that is."""
+        request = {"op": "listeners", "address": address, "ports": list(ports)}
+        return [(port, by) for port, by in self._ask(request, timeout=60)["taken"]]
+
     def processes(self, directory: str) -> dict[str, Any]:
         """`recorded`, `marked` and `shared_memory` of a run directory; see the agent."""
         return self._ask({"op": "processes", "directory": directory}, timeout=60)

@@ -35,8 +35,11 @@ class Deployment:
         facts: of the hosts, in the same order; empty until they were asked.
         reviewed: the Plan and what is to be said of it; None until it was made.
         makers: of managed environments, in the order of the nodes; empty where there are none.
+        unreachable: why nodes could not be reached, by index, where a command goes on without.
         running: whether processes of this deployment were found on a node.
         restart: whether what runs and is not as planned may be stopped.
+        protected: whether nothing of it that runs may be stopped.
+        adopted: whether all of it runs that a launch starts, which is then left out.
         finished: whether the steps that follow have nothing to do.
         exit_status: what the command ends with when all steps are done.
         report: what is to be shown at its end.
@@ -52,8 +55,11 @@ class Deployment:
     facts: list[HostFacts] = field(default_factory=list)
     reviewed: Review | None = None
     makers: list[EnvironmentMaker] = field(default_factory=list)
+    unreachable: dict[int, MtpppError] = field(default_factory=dict)
     running: bool = False
     restart: bool = False
+    protected: bool = False
+    adopted: bool = False
     finished: bool = False
     exit_status: int = 0
     report: Sequence[str] = ()
@@ -89,6 +95,11 @@ class Deployment:
         if self._way is None:
             self._way = find_way(self.cluster.nodes[0], self.nodes[0].transport, endpoint)
         return self._way
+
+    @property
+    def reached(self) -> list[int]:
+        """Indices of the nodes that are not unreachable."""
+        return [index for index in range(len(self.nodes)) if index not in self.unreachable]
 
     @property
     def plan(self) -> Plan:

@@ -13,7 +13,6 @@ from mtppp.gpus import GPU_TYPES
 from mtppp.hosts.facts import HostFacts
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, look_at_each
-from mtppp.plan import directories
 from mtppp.plan.build import node_ports
 from mtppp.plan.ports import listened
 
@@ -76,24 +75,21 @@ def _in_hub(cluster: Cluster) -> dict[str, str]:
 
 def is_running(deployment: Deployment) -> bool:
     """Whether any node has live processes of this deployment."""
-    name = deployment.cluster.name
-    running: list[str] = []
-
-    def look(index: int) -> None:
-        node, uid = deployment.nodes[index], deployment.facts[index].uid
-        if node.processes(directories.run_directory(uid, name, index))["marked"]:
-            running.append(node.host)
-
-    look_at_each(range(len(deployment.nodes)), look)
-    return bool(running)
+    return any(
+        (found.name, found.node) == (deployment.cluster.name, str(index))
+        for index, facts in enumerate(deployment.facts)
+        for found in facts.deployments
+    )
 
 
 def host_problems(deployment: Deployment) -> list[str]:
     """What on the hosts is not as the file needs it, once they were asked."""
     facts = deployment.facts
-    if deployment.running:
-        # Its ports are taken by itself.
-        facts = [replace(fact, ports_taken=()) for fact in facts]
+    ours = f"deployment {deployment.cluster.name}"
+    facts = [
+        replace(fact, ports_taken=tuple(taken for taken in fact.ports_taken if taken[1] != ours))
+        for fact in facts
+    ]
     return list(problems(deployment.cluster, facts))
 
 
@@ -125,14 +121,43 @@ def _problems_of(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str
     if cluster.runtime.device == "cuda" and len(facts.gpus) < node.gpus:
         yield f"nodes[{index}].gpus is {node.gpus}, but the driver shows {len(facts.gpus)} GPUs"
     yield from _wrong_gpus(node, facts)
-    if facts.ports_taken:
-        taken = ", ".join(str(port) for port in facts.ports_taken)
-        yield f"something else listens on {taken}; set ray.base_port or serve.port to free ones"
+    yield from _neighbours(cluster, index, facts)
+    yield from _taken_ports(cluster, facts)
     if facts.ports_forbidden:
         forbidden = ", ".join(str(port) for port in facts.ports_forbidden)
         yield f"{facts.user} may not listen on {forbidden}; set serve.port to 1024 or higher"
     if cluster.model.is_path and facts.model_config is None:
         yield f"there is no {facts.model_path}/config.json that {facts.user} may read"
+
+
+def _neighbours(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str]:
+    for other in facts.deployments:
+        launched = f", launched by {other.by} at {other.since}" if other.by else ""
+        if other.name == cluster.name and other.node != str(index) and not _is_local(cluster):
+            yield (
+                f"{other.name} runs there as nodes[{other.node}]{launched}, and the file has the"
+                f" host as nodes[{index}]: stop it with the file it was launched from"
+            )
+        elif other.name != cluster.name and "cuda" == other.device == cluster.runtime.device:
+            yield (
+                f"its GPUs are taken by deployment {other.name}{launched};"
+                " stop that, or use another host"
+            )
+
+
+def _is_local(cluster: Cluster) -> bool:
+    """Whether nodes share a machine, so that one finds the others there."""
+    return any(node.transport == "local" for node in cluster.nodes)
+
+
+def _taken_ports(cluster: Cluster, facts: HostFacts) -> Iterator[str]:
+    by_holder: dict[tuple[str, str], list[int]] = {}
+    for port, holder in facts.ports_taken:
+        key = "serve.port" if port == cluster.serve.port else "ray.base_port"
+        by_holder.setdefault((holder, key), []).append(port)
+    for (holder, key), ports in by_holder.items():
+        listed = ", ".join(str(port) for port in ports)
+        yield f"port {listed} is taken ({holder}); set {key} to a free one"
 
 
 def _wrong_gpus(node: ClusterNode, facts: HostFacts) -> Iterator[str]:

@@ -13,6 +13,7 @@ from mtppp.phases.lock import TakeLocks
 from mtppp.phases.make_plan import MakePlan
 from mtppp.phases.phase import Phase
 from mtppp.phases.ray_cluster import Place, StartRay
+from mtppp.phases.record import Record
 from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
@@ -33,6 +34,7 @@ LAUNCH: tuple[Phase, ...] = (
     WaitUntilReady(),
     Attest(),
     FirstTokens(),
+    Record(),
 )
 
 

@@ -22,6 +22,7 @@ class TakeLocks(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         holder = Holder.here(self._what, deployment.cluster.name)
         nodes = deployment.nodes
-        on_each([0], lambda index: nodes[index].lock(index, holder))
-        on_each(range(1, len(nodes)), lambda index: nodes[index].lock(index, holder))
+        first, *others = deployment.reached
+        on_each([first], lambda index: nodes[index].lock(index, holder))
+        on_each(others, lambda index: nodes[index].lock(index, holder))
         step.note = "nobody else is at work on it"

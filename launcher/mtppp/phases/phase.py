@@ -30,6 +30,10 @@ class Phase(Protocol):
         """Undo what `run` did, wholly or partly done; called when it or a later step failed."""
 
 
+class Starts:
+    """For phases that start something; left out where all of it runs already."""
+
+
 class WithoutTrace:
     """For phases that leave nothing behind."""
 
@@ -54,6 +58,8 @@ def run_phases(phases: Sequence[Phase], deployment: Deployment, console: Console
                 begun.append(phase)
                 if interrupts is not None and not isinstance(phase, WithoutTrace):
                     interrupts.undoes = True
+                if deployment.adopted and isinstance(phase, Starts):
+                    continue
                 with console.step(phase.title) as step:
                     phase.run(deployment, step)
                 if deployment.finished:

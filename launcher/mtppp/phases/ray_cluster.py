@@ -11,7 +11,7 @@ from mtppp.errors import MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import Ended, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import telling_lines
-from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
+from mtppp.phases.phase import Starts, WithoutTrace, look_at_each, on_each
 from mtppp.phases.serve import check_alive
 from mtppp.phases.stop import stop_node
 from mtppp.plan.build import PLACEMENT_TIMEOUT
@@ -22,7 +22,7 @@ _STARTED = "Ray runtime started"
 _MARGIN = 60.0  # seconds for python and Ray's client to start, on a file system that may be slow
 
 
-class StartRay:
+class StartRay(Starts):
     """Ray's head on the first node, then the others'; they join in any order."""
 
     title = "ray"
@@ -47,7 +47,7 @@ class StartRay:
         on_each(deployment.members, lambda member: stop_node(*member))
 
 
-class Place(WithoutTrace):
+class Place(Starts, WithoutTrace):
     """One bundle per rank, pinned to its node, in a placement group of our own."""
 
     title = "placement"

@@ -7,9 +7,12 @@ from mtppp.plan import environment
 PLAN_FILE = "plan.json"
 """The Plan as it was launched; stays after a stop."""
 LAUNCH_FILE = "launch.json"
-"""Who launched the deployment, from where and when: not in the Plan, which has no time."""
+"""Who launched the deployment, from where and when, and the GPU memory in use before: not in the
+Plan, which has no time."""
 SHARED_MEMORY_FILE = "shared-memory.json"
 """Segments in /dev/shm that the deployment had mapped when it became ready."""
+CHECKED_FILE = "checked.json"
+"""On the first node: when a launch had checked every rank and seen the first tokens."""
 ATTEST = "attest"
 
 LAUNCH_ONLY = (
@@ -18,6 +21,7 @@ LAUNCH_ONLY = (
     ATTEST,
     "processes.json",
     LAUNCH_FILE,
+    CHECKED_FILE,
     SHARED_MEMORY_FILE,
 )
 """What is there only while the deployment runs; logs and Plan stay."""

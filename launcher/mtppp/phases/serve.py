@@ -11,7 +11,7 @@ from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.logs import latest_words, stage_of_start
-from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
+from mtppp.phases.phase import Starts, WithoutTrace, look_at_each, on_each
 from mtppp.phases.read_logs import lines_that_matter
 from mtppp.plan.build import SERVER
 from mtppp.plan.plan import NodePlan
@@ -21,7 +21,7 @@ _SHOWN = 12  # lines of logs in an error
 _LOOK_AT_NODES = 5.0  # seconds between two questions over ssh
 
 
-class StartServer(WithoutTrace):
+class StartServer(Starts, WithoutTrace):
     """`vllm serve`. Its end is that of its node: see StartRay.clean_up."""
 
     title = "server"

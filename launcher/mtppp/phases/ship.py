@@ -11,14 +11,14 @@ from mtppp.console import Step
 from mtppp.hosts.lock import operator
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import on_each
+from mtppp.phases.phase import Starts, on_each
 from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.phases.stop import stop_node
 from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
 
 
-class ShipPlugins:
+class ShipPlugins(Starts):
     title = "plugins"
 
     def run(self, deployment: Deployment, step: Step) -> None:
@@ -30,7 +30,8 @@ class ShipPlugins:
             # What a crash left: records of processes that ended, attestations, shared memory.
             stop_node(node, planned)
             _ship_plugins(deployment, node, planned)
-            node.write(planned.directory, [*_files(deployment, token), _launched_by()])
+            used = node.gpu_memory()["used"] if deployment.plan.device == "cuda" else None
+            node.write(planned.directory, [*_files(deployment, token), _launched_by(used)])
 
         on_each(deployment.members, ship)
         step.note = f"{deployment.plugins.name}, patches: {', '.join(deployment.plan.patches)}"
@@ -51,10 +52,11 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
     node.write(planned.plugins, [File(path, files[path], 0o644) for path in ordered])
 
 
-def _launched_by() -> File:
+def _launched_by(gpu_memory: list[int] | None) -> File:
     record = {
         "by": operator(),
         "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "gpu_memory": gpu_memory,
     }
     return File(LAUNCH_FILE, json.dumps(record).encode())
 

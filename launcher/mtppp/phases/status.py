@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from mtppp.engine.client import EngineClient, EngineError
+from mtppp.engine.client import BadAnswer, EngineClient, EngineError
 from mtppp.errors import HostError, MtpppError
+from mtppp.hosts.lock import in_words
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import look_at_each
 from mtppp.phases.reach import reachable_from_here
-from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
-from mtppp.plan import directories
+from mtppp.plan.build import SERVER
 
 HEALTH_DEADLINE = 20.0
 """Seconds in which a healthy server must have generated one token."""
 
-State = Literal["serving", "starting", "hung", "broken", "stopped", "unknown"]
-"""`serving`: everything is there and a token came. `starting`: everything is there and the server
-is not ready. `hung`: it says it is healthy, and no token comes. `broken`: something of it is gone.
-`stopped`: nothing of it runs. `unknown`: a node could not be asked and the others do not decide."""
+State = Literal["serving", "starting", "stopping", "hung", "broken", "stopped", "unknown"]
+"""`serving`: everything is there and a token came. `starting`: it is being launched, or everything
+is there and the server is not ready. `stopping`: it is being stopped. `hung`: the server says it is
+healthy, and no token comes. `broken`: something of it is gone. `stopped`: nothing of it runs.
+`unknown`: a node could not be asked and the others do not decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,10 @@ class NodeStatus:
         by, since: who launched the deployment and when; "" when nothing runs there.
         processes: role of each recorded process, and whether it lives.
         marked: number of live processes of the deployment.
+        suspended: those of them that a signal has stopped.
+        gpu_memory: bytes of GPU memory that they hold; None where nobody can say.
+        work: who works on it now, and since when; "" when nobody does.
+        doing: the command of who does: launch, stop, verify; "" when nobody does.
     """
 
     host: str
@@ -48,6 +53,10 @@ class NodeStatus:
     since: str = ""
     processes: Mapping[str, bool] | None = None
     marked: int = 0
+    suspended: Sequence[str] = ()
+    gpu_memory: int | None = None
+    work: str = ""
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +65,22 @@ class DeploymentStatus:
 
     Attributes:
         name: the deployment's.
-        state: serving, starting, hung, broken, stopped or unknown.
+        state: serving, starting, stopping, hung, broken, stopped or unknown.
         explanation: what `state` rests on, one sentence.
+        checked: when a launch had checked every rank and seen tokens; "" when none has.
         endpoint: base URL of its API; "" when nothing is known to run.
         reachable: whether a client on the operator's machine finds the model there.
         asked: the way by which the server was asked, in words.
         seconds_to_token: how long one token took; None when none came.
         evidence, at_own_risk: of the Plan that was launched.
         nodes: each node, in the order of the file.
-        ranks: what each rank attested, by rank.
+        ranks: what each rank attested, by rank; `alive` says whether its process still lives.
     """
 
     name: str
     state: State
     explanation: str
+    checked: str
     endpoint: str
     reachable: bool
     asked: str
@@ -86,8 +97,16 @@ class DeploymentStatus:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: NodeStatus
-    plan: Mapping[str, Any] | None
-    attested: Sequence[Mapping[str, Any]]
+    plan: Mapping[str, Any] | None = None
+    checked: str = ""
+    attested: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    state: State
+    explanation: str
+    seconds: float | None = None
 
 
 def ask(deployment: Deployment) -> DeploymentStatus:
@@ -101,94 +120,138 @@ def ask(deployment: Deployment) -> DeploymentStatus:
     look_at_each(range(len(deployment.nodes)), ask_node)
     answers = [answered[index] for index in range(len(deployment.nodes))]
     plan = next((answer.plan for answer in answers if answer.plan is not None), None)
+    ranks = sorted(
+        (record for answer in answers for record in answer.attested),
+        key=lambda record: int(record["rank"]),
+    )
     nodes = [answer.status for answer in answers]
-    state, explanation, seconds = _judge(deployment, nodes, plan)
-    endpoint = plan["endpoint"] if plan and state not in ("stopped", "unknown") else ""
+    verdict = _judge(deployment, nodes, ranks, plan)
+    runs = verdict.state not in ("stopped", "unknown")
+    endpoint = plan["endpoint"] if plan and runs else ""
     return DeploymentStatus(
         name=name,
-        state=state,
-        explanation=explanation,
+        state=verdict.state,
+        explanation=verdict.explanation,
+        checked=answers[0].checked,
         endpoint=endpoint,
         reachable=bool(endpoint and plan and reachable_from_here(endpoint, plan["served_name"])),
         asked=str(deployment.way(endpoint)) if endpoint and not nodes[0].problem else "",
-        seconds_to_token=seconds,
-        evidence=plan["evidence"] if plan and state != "stopped" else "",
+        seconds_to_token=verdict.seconds,
+        evidence=plan["evidence"] if plan and runs else "",
         at_own_risk=plan["at_own_risk"] if plan else (),
         nodes=nodes,
-        ranks=sorted(
-            (record for answer in answers for record in answer.attested),
-            key=lambda record: int(record["rank"]),
-        ),
+        ranks=ranks,
     )
 
 
 def _ask_node(name: str, index: int, node: Node) -> _Answer:
     try:
         node.transport.connect()
-        directory = directories.run_directory(node.uid(), name, index)
-        found = node.processes(directory)
-        records = node.read(f"{directory}/*.json")
-        attested = node.read(f"{directory}/attest/rank-*.json")
+        found = node.look(name, index)
     except MtpppError as error:
-        return _Answer(NodeStatus(node.host, problem=error.message), None, ())
-    launched = json.loads(records.get(f"{directory}/{LAUNCH_FILE}", "{}"))
-    plan = records.get(f"{directory}/{PLAN_FILE}")
+        return _Answer(NodeStatus(node.host, problem=error.message))
+    launched, held = found["launch"] or {}, found["held_by"]
     status = NodeStatus(
         node.host,
         problem="",
         by=launched.get("by", ""),
         since=launched.get("since", ""),
         processes={entry["role"]: entry["alive"] for entry in found["recorded"]},
-        marked=len(found["marked"]),
+        marked=found["marked"],
+        suspended=[f"{each['pid']} {each['command']}" for each in found["suspended"]],
+        gpu_memory=found["gpu_memory"],
+        work=in_words(held) if held else "",
+        doing=held["what"] if held else "",
     )
     return _Answer(
         status,
-        json.loads(plan) if plan else None,
-        [{"node": node.host, **json.loads(text)} for text in attested.values()],
+        found["plan"],
+        (found["checked"] or {}).get("at", ""),
+        [{**record, "node": node.host} for record in found["attested"]],
     )
 
 
 def _judge(
-    deployment: Deployment, nodes: Sequence[NodeStatus], plan: Mapping[str, Any] | None
-) -> tuple[State, str, float | None]:
+    deployment: Deployment,
+    nodes: Sequence[NodeStatus],
+    ranks: Sequence[Mapping[str, Any]],
+    plan: Mapping[str, Any] | None,
+) -> _Verdict:
+    worked_on = next((node for node in nodes if node.doing in ("launch", "stop")), None)
+    if worked_on is not None and worked_on.doing == "stop":
+        return _Verdict("stopping", worked_on.work)
     unreachable = [node.host for node in nodes if node.problem]
-    gone = [
-        f"{role} on {node.host}"
-        for node in nodes
-        for role, alive in (node.processes or {}).items()
-        if not alive
-    ]
-    running = any(node.marked for node in nodes)
-    idle = [node.host for node in nodes if not node.problem and not node.processes]
-    if not running and not gone:
-        if unreachable:
-            return "unknown", f"{', '.join(unreachable)} could not be asked", None
-        return "stopped", "no process of it runs", None
-    if gone:
-        return "broken", f"{', '.join(gone)} has ended", None
-    if idle:
-        return "broken", f"nothing of it runs on {', '.join(idle)}", None
-    if "server" not in (nodes[0].processes or {}) and not nodes[0].problem:
-        return "starting", "the server has not been started", None
-    assert plan is not None
-    return _ask_server(deployment, plan, unreachable)
+    beside = f"{', '.join(unreachable)} could not be asked" if unreachable else ""
+    missing = list(_missing(nodes, ranks))
+    if not missing and not any(node.marked for node in nodes):
+        if worked_on is not None:
+            return _Verdict("starting", worked_on.work)
+        return _Verdict("unknown", beside) if beside else _Verdict("stopped", "nothing of it runs")
+    if missing and worked_on is not None:
+        return _Verdict("starting", worked_on.work)
+    if missing or plan is None:
+        missing = missing or ["it has no Plan on any node"]
+        return _Verdict("broken", "; ".join([*missing, *([beside] if beside else [])]))
+    verdict = _ask_server(deployment, plan)
+    explanation = "; ".join(
+        [
+            verdict.explanation,
+            *(f"{node.host}: suspended: {', '.join(node.suspended)}" for node in _suspended(nodes)),
+            *([beside] if beside else []),
+        ]
+    )
+    lost = verdict.state == "hung" and unreachable
+    return _Verdict("broken" if lost else verdict.state, explanation, verdict.seconds)
 
 
-def _ask_server(
-    deployment: Deployment, plan: Mapping[str, Any], unreachable: Sequence[str]
-) -> tuple[State, str, float | None]:
-    beside = f"; {', '.join(unreachable)} could not be asked" if unreachable else ""
-    client = _client(deployment, plan["endpoint"])
-    try:
+def _missing(nodes: Sequence[NodeStatus], ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What should run and does not; nothing when nothing of the deployment does."""
+    if not any(node.processes or node.marked for node in nodes):
+        return
+    for node in nodes:
+        for role, alive in (node.processes or {}).items():
+            if not alive:
+                yield f"{role} on {node.host} has ended"
+        if not node.problem and not node.processes:
+            yield f"nothing of it was started on {node.host}"
+    if not nodes[0].problem and nodes[0].processes and SERVER not in nodes[0].processes:
+        yield "the server was never started"
+    for record in ranks:
+        if not record["alive"]:
+            yield f"rank {record['rank']} on {record['node']} has ended"
+
+
+def _suspended(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
+    return [node for node in nodes if node.suspended]
+
+
+def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
+    with _client(deployment, plan["endpoint"]) as client:
         if not client.healthy():
-            return "starting", f"the server is not ready{beside}", None
+            return _Verdict("starting", "the server is not ready")
         started = time.monotonic()
-        client.complete(plan["served_name"], "1", max_tokens=1, temperature=0)
-        return "serving", f"a token came{beside}", round(time.monotonic() - started, 3)
-    except EngineError as error:
-        return "hung", f"the server says it is healthy, but: {error.message}{beside}", None
-    finally:
-        client.close()
+        generated = _generated(client)
+        try:
+            client.complete(plan["served_name"], "1", max_tokens=1, temperature=0)
+        except BadAnswer as error:
+            if error.status == 401:
+                return _Verdict("unknown", "the server wants a key: export VLLM_API_KEY")
+            return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
+        except EngineError as error:
+            # Behind a long queue ours may wait, but then others are served.
+            if _generated(client) > generated:
+                busy = f"it is busy: in {HEALTH_DEADLINE:g} s tokens came for others, not for us"
+                return _Verdict("serving", busy)
+            return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
+        return _Verdict("serving", "a token came", round(time.monotonic() - started, 3))
+
+
+def _generated(client: EngineClient) -> int:
+    """Tokens that the server has generated for anybody; 0 where it does not say."""
+    try:
+        return client.generated_tokens()
+    except EngineError:
+        return 0
 
 
 def _client(deployment: Deployment, endpoint: str) -> EngineClient:

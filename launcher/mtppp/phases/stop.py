@@ -1,12 +1,16 @@
-"""End what a deployment started on its nodes, and only that."""
+"""End what a deployment started on its nodes, and only that; and prove that it has ended."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from mtppp import state
 from mtppp.console import Step
-from mtppp.errors import MtpppError, RemoteCommandFailed
+from mtppp.errors import Inconclusive, MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import Node
-from mtppp.phases.connect import Connect
+from mtppp.phases.connect import ConnectToSome
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.lock import TakeLocks
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
@@ -18,6 +22,11 @@ from mtppp.plan.plan import NodePlan
 GRACE = {SERVER: 15.0}
 """Seconds that recorded processes have to end by themselves, by role. The server ends its engine
 and that its workers; Ray's processes are killed: nothing that they would save is kept."""
+GPU_MEMORY_TOLERANCE = 256 * 2**20
+"""Bytes by which a GPU's memory in use may be above what it was: drivers keep some of their own."""
+GPU_MEMORY_PATIENCE = 30.0
+"""Seconds for a driver to take back the memory of processes that were killed."""
+_POLL = 1.0
 
 
 class StopNodes(WithoutTrace):
@@ -29,37 +38,59 @@ class StopNodes(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         name = deployment.cluster.name
         ended: dict[int, int] = {}
+        unproven: dict[int, list[str]] = {}
 
         def stop(index: int) -> None:
             node = deployment.nodes[index]
-            uid = node.uid()
+            known = node.look(name, index)
             ended[index] = stop_directory(
                 node,
-                directories.run_directory(uid, name, index),
-                directories.ray_directory(uid, name, index),
+                known["directory"],
+                directories.ray_directory(known["uid"], name, index),
             )
+            unproven[index] = list(_not_proven(node, index, known))
 
-        # Others are stopped also when the first node cannot be; its error is the one to tell.
+        # Others are stopped also when one cannot be; the first one's error is the one to tell.
         failed: MtpppError | None = None
-        try:
-            on_each([0], stop)
-        except MtpppError as error:
-            failed = error
-        try:
-            on_each(range(1, len(deployment.nodes)), stop)
-        except MtpppError as error:
-            failed = failed or error
+        first, *others = deployment.reached
+        for indices in ([first], others):
+            try:
+                on_each(indices, stop)
+            except MtpppError as error:
+                failed = failed or error
         if failed is not None:
             raise failed
+        if deployment.unreachable:
+            state.remember(deployment.cluster, deployment.file)
+            raise _unfinished(deployment)
         state.forget(name)
         step.note = (
             f"{name} ended on {', '.join(node.host for node in deployment.nodes)}"
             if sum(ended.values())
             else f"{name} was not running"
         )
+        doubts = [line for index in sorted(unproven) for line in unproven[index]]
+        if doubts:
+            raise Inconclusive(
+                f"{name} has ended, but not everything is proven to be as before",
+                details=doubts,
+                hint="no process of it is left; look at what is named",
+            )
 
 
-STOP: tuple[Phase, ...] = (Connect(), TakeLocks("stop"), StopNodes())
+STOP: tuple[Phase, ...] = (ConnectToSome(), TakeLocks("stop"), StopNodes())
+
+
+def _unfinished(deployment: Deployment) -> MtpppError:
+    name = deployment.cluster.name
+    stopped = ", ".join(deployment.nodes[index].host for index in deployment.reached)
+    unreachable = [deployment.nodes[index].host for index in sorted(deployment.unreachable)]
+    return MtpppError(
+        f"{name} ended on {stopped}; {', '.join(unreachable)} could not be reached,"
+        " and what runs there still does",
+        details=[error.message for _, error in sorted(deployment.unreachable.items())],
+        hint=f"`mtppp stop {name}` once more when it can be reached ends the rest",
+    )
 
 
 def stop_node(node: Node, planned: NodePlan) -> None:
@@ -83,3 +114,55 @@ def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
         )
     node.clear(directory, ray_directory, LAUNCH_ONLY)
     return int(ended["running"])
+
+
+def _not_proven(node: Node, index: int, known: Mapping[str, Any]) -> Iterator[str]:
+    """What of a node, once its processes have ended, is not as it was before the launch.
+
+    Args:
+        known: what it told of the deployment before that was stopped.
+    """
+    if not known["recorded"] and not known["marked"]:
+        return
+    plan = known["plan"] or {}
+    if len(plan.get("nodes", ())) > index:
+        planned = plan["nodes"][index]
+        for port, holder in node.listeners(planned["address"], _ports(plan, index)):
+            yield f"{node.host}: port {port} is still taken ({holder})"
+    before = (known["launch"] or {}).get("gpu_memory")
+    if before is not None:
+        yield from _gpu_memory_held(node, before)
+
+
+def _ports(plan: Mapping[str, Any], index: int) -> list[int]:
+    """The ports that the processes of a node listened on."""
+    ports = dict(plan["nodes"][index]["ports"])
+    for unused in ("first_worker", "last_worker", "dashboard"):
+        ports.pop(unused, None)
+    serving = [int(plan["endpoint"].rpartition(":")[2])] if index == 0 else []
+    return [*ports.values(), *serving]
+
+
+def _gpu_memory_held(node: Node, before: Sequence[int]) -> Iterator[str]:
+    """GPUs of which more memory is in use than before. It may be a while on its way."""
+    deadline = time.monotonic() + GPU_MEMORY_PATIENCE
+    while True:
+        now = node.gpu_memory()
+        if now["used"] is None:
+            yield f"{node.host}: memory of its GPUs: {now['reason'] or 'nvidia-smi is gone'}"
+            return
+        more = {
+            gpu: used - level
+            for gpu, (used, level) in enumerate(zip(now["used"], before, strict=False))
+            if used > level + GPU_MEMORY_TOLERANCE
+        }
+        if not more:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(_POLL)
+    for gpu, extra in more.items():
+        yield (
+            f"{node.host}: GPU {gpu} holds {extra / 2**30:.1f} GiB more than before the launch;"
+            " `nvidia-smi` there says whose"
+        )

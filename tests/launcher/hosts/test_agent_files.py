@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ def requests(directory: str) -> dict[str, dict[str, Any]]:
     }
 
 
+OF_NO_DIRECTORY = ("look", "gpu_memory", "listeners")
 OPERATIONS = sorted(requests(""))
 
 
@@ -106,7 +107,7 @@ def test_every_operation_on_a_directory_is_in_these_tests() -> None:
         for line in AGENT.read_text().splitlines()
         if line.startswith("def op_")
     }
-    assert defined - {"facts", "uid", "hold"} == set(OPERATIONS)
+    assert defined - {"facts", "uid", "hold", *OF_NO_DIRECTORY} == set(OPERATIONS)
 
 
 def ask_each(directory: str, *, uid: int = UID) -> dict[str, dict[str, Any]]:
@@ -257,7 +258,8 @@ def test_facts_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             probe.bind(("127.0.1.7", 0))
             free = probe.getsockname()[1]
         facts = answer("facts", address="127.0.1.7", model_path="~/model", ports=[taken, free])
-    assert facts["ports_taken"] == [taken]
+    ((port, holder),) = facts["ports_taken"]
+    assert (port, holder.partition(":")[0]) == (taken, f"pid {os.getpid()}")
     assert facts["ports_forbidden"] == []
     assert facts["uid"] == UID
     assert facts["hostname"] == socket.gethostname()
@@ -274,9 +276,26 @@ def test_a_listener_on_every_address_takes_the_port() -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:
         port = server.getsockname()[1]
         facts = answer("facts", address="127.0.1.7", model_path=None, ports=[port])
-    assert facts["ports_taken"] == [port]
+    assert [taken for taken, _ in facts["ports_taken"]] == [port]
     assert facts["model_path"] is None
     assert facts["model_config"] is None
+
+
+def test_a_port_of_a_deployment_is_told_by_its_name() -> None:
+    listen = "import socket; s = socket.create_server(('127.0.1.7', 0)); print(s.getsockname()[1])"
+    serving = subprocess.Popen(
+        [sys.executable, "-c", f"{listen}; import sys; sys.stdout.flush(); input()"],
+        env={"MTPPP_DEPLOYMENT": "other"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with serving:
+        assert serving.stdout is not None
+        port = int(serving.stdout.readline())
+        told = answer("listeners", address="127.0.1.7", ports=[port])
+        serving.communicate(b"\n")
+    assert told == {"taken": [[port, "deployment other"]]}
+    assert answer("listeners", address="127.0.1.7", ports=[port]) == {"taken": []}
 
 
 def test_an_address_that_the_host_does_not_have_takes_no_port() -> None:
@@ -302,19 +321,41 @@ def test_a_port_that_only_root_may_have_is_forbidden_and_not_taken() -> None:
 
 NVIDIA_SMI = """\
 #!/bin/sh
-[ "$*" = "--query-gpu=name,memory.total,compute_cap --format=csv,noheader,nounits" ] || exit 2
+[ "$*" = "--query-gpu={asked} --format=csv,noheader,nounits" ] || exit 2
 cat <<'LISTED'
-NVIDIA H100 80GB HBM3, 81559, 9.0
-NVIDIA GB10, [N/A], 12.1
+{listed}
 LISTED
 """
+TYPES = """\
+NVIDIA H100 80GB HBM3, 81559, 9.0
+NVIDIA GB10, [N/A], 12.1"""
 
 
-def test_gpus_as_nvidia_smi_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(NVIDIA_SMI)
-    program.chmod(0o755)
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Has the driver's program answer one question."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    def answers(asked: str, listed: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(NVIDIA_SMI.format(asked=asked, listed=listed))
+        program.chmod(0o755)
+
+    return answers
+
+
+def test_memory_in_use_on_each_gpu(nvidia_smi: Callable[[str, str], None]) -> None:
+    assert answer("gpu_memory") == {"used": None, "reason": None}
+    nvidia_smi("memory.used", "4\n70123")
+    assert answer("gpu_memory") == {"used": [4 * 2**20, 70123 * 2**20], "reason": None}
+    nvidia_smi("memory.used", "[N/A]")
+    assert answer("gpu_memory")["reason"] == "the driver does not count this GPU's memory"
+    nvidia_smi("something.else", "")
+    assert answer("gpu_memory")["reason"].startswith("nvidia-smi failed: ")
+
+
+def test_gpus_as_nvidia_smi_lists_them(nvidia_smi: Callable[[str, str], None]) -> None:
+    nvidia_smi("name,memory.total,compute_cap", TYPES)
     facts = answer("facts", address="127.0.0.1", model_path=None, ports=[])
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert facts["gpus"] == [

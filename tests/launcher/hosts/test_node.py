@@ -151,7 +151,10 @@ def test_host_facts_of_an_answer() -> None:
             "interface": None,
             "addresses": [["lo", "127.0.0.1"]],
             "gpus": [{"name": "H100", "memory": 1, "compute_capability": "9.0"}],
-            "ports_taken": [1],
+            "deployments": [
+                {"directory": "/r/other/0", "device": "cuda", "by": "a@b", "since": "T"}
+            ],
+            "ports_taken": [[1, "pid 7: nginx"]],
             "ports_forbidden": [2],
             "shm_bytes": 3,
             "model_path": None,
@@ -171,6 +174,6 @@ def test_host_facts_of_an_answer() -> None:
     assert facts.vllm_release == "0.32.0"
     assert facts.addresses == (("lo", "127.0.0.1"),)
     assert facts.gpus == (GpuFacts("H100", 1, "9.0"),)
-    assert (facts.ports_taken, facts.ports_forbidden) == ((1,), (2,))
     assert facts.rdma == (RdmaPort("mlx5_0", 1, True, "InfiniBand", (0,)),)
     assert facts.rdma[0].name == "mlx5_0:1"
+    assert (facts.ports_taken, facts.ports_forbidden) == (((1, "pid 7: nginx"),), (2,))

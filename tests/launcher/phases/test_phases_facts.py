@@ -26,6 +26,12 @@ FILE = Path("cluster.yaml")
 GPU = {"name": "H100", "memory": 80 * 2**30, "compute_capability": "9.0"}
 
 
+def neighbour(name: str, node: int, **changes: Any) -> dict[str, Any]:
+    """A deployment that a host runs already."""
+    directory = f"/var/tmp/mtppp-1000/{name}/{node}"
+    return {"directory": directory, "device": "cuda", "by": "ann@desk", "since": "T", **changes}
+
+
 @pytest.fixture
 def told(
     make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
@@ -82,10 +88,32 @@ def test_hosts_as_they_should_be(told: Callable[..., list[str]]) -> None:
             ["b: no interface has the address 10.0.0.2; it has lo 127.0.0.1, eth0 10.0.0.1"],
         ),
         (
-            {"ports_taken": [26301, 26302]},
+            {
+                "ports_taken": [
+                    [26301, "deployment other"],
+                    [26302, "deployment other"],
+                    [8000, "pid 7: nginx"],
+                ]
+            },
             [
-                "b: something else listens on 26301, 26302;"
-                " set ray.base_port or serve.port to free ones"
+                "b: port 26301, 26302 is taken (deployment other); set ray.base_port to a free one",
+                "b: port 8000 is taken (pid 7: nginx); set serve.port to a free one",
+            ],
+        ),
+        (
+            {"deployments": [neighbour("other", 1)]},
+            [
+                "b: its GPUs are taken by deployment other, launched by ann@desk at T;"
+                " stop that, or use another host"
+            ],
+        ),
+        ({"deployments": [neighbour("other", 1, device="cpu")]}, []),
+        ({"deployments": [neighbour("demo", 1)]}, []),
+        (
+            {"deployments": [neighbour("demo", 0)]},
+            [
+                "b: demo runs there as nodes[0], launched by ann@desk at T, and the file has the"
+                " host as nodes[1]: stop it with the file it was launched from"
             ],
         ),
         (
@@ -119,18 +147,14 @@ def test_too_few_gpus(told: Callable[..., list[str]]) -> None:
 class Answering:
     """A node whose host is as it is told."""
 
-    def __init__(self, host: str, facts: HostFacts, marked: int = 0) -> None:
+    def __init__(self, host: str, facts: HostFacts) -> None:
         self.host = host
         self._facts = facts
-        self._marked = marked
         self.asked: dict[str, Any] = {}
 
     def facts(self, **asked: Any) -> HostFacts:
         self.asked = asked
         return self._facts
-
-    def processes(self, directory: str) -> dict[str, Any]:
-        return {"marked": [{"pid": 1, "command": directory}] * self._marked}
 
 
 def gathered(cluster: Cluster, *nodes: Answering) -> tuple[Deployment, Step]:
@@ -179,12 +203,15 @@ def test_one_problem_is_the_message_and_several_are_listed(
 def test_a_deployment_that_runs_takes_its_own_ports(
     make_cluster: Callable[..., Cluster], make_facts: Callable[..., HostFacts]
 ) -> None:
-    first = Answering("a", make_facts(gpus=[GPU], ports_taken=[26300]))
-    second = Answering("b", make_facts(gpus=[GPU], ports_taken=[26301]), marked=3)
-    deployment, _ = gathered(make_cluster(), first, second)
+    own = [26300, "deployment demo"]
+    first = Answering("a", make_facts(gpus=[GPU], ports_taken=[own]))
+    running = make_facts(gpus=[GPU], deployments=[neighbour("demo", 1)])
+    deployment, _ = gathered(make_cluster(), first, Answering("b", running))
     assert deployment.running
-    with pytest.raises(MtpppError, match="something else listens on 26300"):
-        gathered(make_cluster(), first, Answering("b", make_facts(gpus=[GPU])))
+    deployment, _ = gathered(make_cluster(), first, Answering("b", make_facts(gpus=[GPU])))
+    assert not deployment.running
+    with pytest.raises(MtpppError, match=r"a: port 26300 is taken \(deployment demo\); set ray"):
+        gathered(make_cluster(name="other"), first, Answering("b", make_facts(gpus=[GPU])))
 
 
 # ---- the model -------------------------------------------------------------------------------
