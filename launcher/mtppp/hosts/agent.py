@@ -523,7 +523,8 @@ def _deployments() -> list[dict[str, Any]]:
     directories = set()
     for name in os.listdir("/proc"):
         directory = _variable(int(name), MARK) if name.isdigit() else None
-        if directory and not _is_zombie(int(name)):
+        # What makes a managed environment has a directory of its own below that of its node.
+        if directory and directory.split("/")[-1].isdigit() and not _is_zombie(int(name)):
             directories.add(directory)
     for path in glob.glob(os.path.join(_root(), "*", "*", "launch.json")):
         directory = os.path.dirname(path)
