@@ -94,6 +94,14 @@ def requests(directory: str) -> dict[str, dict[str, Any]]:
         "run": {"argv": ["true"], "env": {}, "directory": directory, "timeout": 5},
         "processes": {"directory": directory},
         "stop": {"directory": directory, "grace": {}, "segments_file": "s"},
+        "logs": {
+            "directory": directory,
+            "ray_directory": f"{directory}/r",
+            "names": [],
+            "since": 0,
+            "limit": 10,
+            "positions": {},
+        },
     }
 
 
