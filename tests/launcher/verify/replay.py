@@ -107,6 +107,8 @@ class Replay:
         self._lock = threading.Lock()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._http.daemon_threads = True
+        # A client that gives up closes its connections.
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._http.server_port}"
