@@ -113,13 +113,24 @@ def _block(plan: Plan, node: NodeCommand, plugins: str, master: str | None) -> I
         yield "ADDRESS=${ADDRESS%/*}"
     yield f"PLUGINS={shlex.quote(plugins)}"
     yield 'test -e "$PLUGINS/mtppp_patches" || { echo "no plugins in $PLUGINS" >&2; exit 1; }'
-    yield f"export MTPPP_RUN_DIR=/var/tmp/mtppp-$(id -u)/{plan.name}-exported/$RANK"
-    yield 'mkdir -p -m 700 "$MTPPP_RUN_DIR"'
+    yield from _run_directory(plan)
     yield "export PYTHONPATH=$PLUGINS VLLM_HOST_IP=$ADDRESS"
     yield 'export GLOO_SOCKET_IFNAME=$IFACE NCCL_SOCKET_IFNAME="=$IFACE"'
     for name, value in node.env.items():
         yield f"export {name}={shlex.quote(value)}"
     yield from _server(node, several=master is None)
+
+
+def _run_directory(plan: Plan) -> Iterator[str]:
+    yield "OWN=/var/tmp/mtppp-$(id -u)"
+    yield f"export MTPPP_RUN_DIR=$OWN/{plan.name}-exported/$RANK"
+    # Not -m 700, which is for the last directory only: launches refuse one that others can change.
+    yield '(umask 077; mkdir -p "$MTPPP_RUN_DIR")'
+    # Everybody may write to /var/tmp: somebody else could have made it first, or a link.
+    yield (
+        'test -d "$OWN" -a ! -L "$OWN" -a -O "$OWN" || '
+        '{ echo "$OWN is not a directory of yours: have it removed" >&2; exit 1; }'
+    )
 
 
 def _interface(address: str) -> Iterator[str]:

@@ -89,6 +89,33 @@ def test_the_environment_that_a_block_makes(tmp_path: Path) -> None:
     assert env["VLLM_PP_LAYER_PARTITION"] == ",".join(map(str, spec.layer_partition))
 
 
+def run_directory_made(tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The lines of a block that make its run directory, below `tmp_path`, for a careless umask."""
+    block = blocks(exported(tmp_path))[0]
+    lines = block[block.index("  OWN=") : block.index("  export PYTHONPATH=")]
+    return subprocess.run(
+        ["bash", "-c", f"umask 002; RANK=0\n{lines.replace('/var/tmp', str(tmp_path))}\necho made"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_no_directory_of_a_block_can_be_changed_by_others(tmp_path: Path) -> None:
+    assert run_directory_made(tmp_path).stdout == "made\n"
+    own = tmp_path / f"mtppp-{_uid()}"
+    for directory in (own, own / "demo-exported", own / "demo-exported/0"):
+        assert directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_is_another_s_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"mtppp-{_uid()}").symlink_to(tmp_path / "elsewhere")
+    made = run_directory_made(tmp_path)
+    assert (made.returncode, made.stdout) == (1, "")
+    assert "is not a directory of yours" in made.stderr
+
+
 def test_nobody_makes_an_environment_without_mtppp(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     text = CLUSTER.format(model=MODEL, nodes=TWO, tensor=2, pipeline=2)
