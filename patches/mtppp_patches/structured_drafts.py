@@ -3,8 +3,10 @@
 The scheduler asks the last stage for the drafts of a request before it computes the grammar's mask
 for them. The answer holds those of the most recent step only, which with pipelining is another
 micro-batch's: the scheduler then masks the first position, leaves the ones after it free, and the
-last stage accepts drafts there that the grammar forbids. Requests under a grammar therefore decode
-without drafts; other requests in the same step keep theirs.
+last stage accepts drafts there that the grammar forbids. Once a step of theirs was scheduled,
+requests under a grammar therefore have no drafts in the next; other requests in the same step keep
+theirs. Not covered is the step in which a request is admitted or resumed with one token left to
+compute: since 0.25.1 vLLM itself may pad it with placeholders for drafts.
 """
 
 from __future__ import annotations
