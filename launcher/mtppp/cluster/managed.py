@@ -7,11 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mtppp.cluster.source import Problem, describe
 
+_TLS = "mtppp speaks plain HTTP to the server at serve.port; put a proxy with TLS in front of it"
+_TEXT = "mtppp asks the server for text, which takes a tokenizer; leave it out"
+
 MANAGED_FLAGS = {
     "api-key": "a key must not be on a command line; list VLLM_API_KEY under secrets",
+    "api-server-count": "with several, mtppp's counters are missing from /metrics; leave it out",
     "async-scheduling": "always on, because pipeline parallelism with MTP is wrong without it",
     "config": "a second file would hide flags from mtppp; write them under serve.args",
+    "disable-log-stats": "mtppp reads on /metrics that drafts are made; leave it out",
     "distributed-executor-backend": "mtppp always runs vLLM's Ray executor",
+    "enable-ssl-refresh": _TLS,
     "grpc": "mtppp reaches the server over HTTP at serve.port",
     "grpc-port": "mtppp reaches the server over HTTP at serve.port",
     "headless": "mtppp starts every node; list them under nodes",
@@ -27,11 +33,18 @@ MANAGED_FLAGS = {
     "port": "set serve.port",
     "revision": "set model.revision",
     "served-model-name": "set model.served_name",
+    "skip-tokenizer-init": _TEXT,
     "spec-method": "set speculative.method",
     "spec-model": "set speculative.method; the MTP layer is in the model itself",
     "spec-tokens": "set speculative.tokens",
     "speculative-config": "set speculative.method and speculative.tokens",
+    "ssl-ca-certs": _TLS,
+    "ssl-cert-reqs": _TLS,
+    "ssl-certfile": _TLS,
+    "ssl-ciphers": _TLS,
+    "ssl-keyfile": _TLS,
     "tensor-parallel-size": "set parallel.tensor",
+    "tokens-only": _TEXT,
     "uds": "mtppp reaches the server over HTTP at serve.port",
 }
 """vllm serve flags, without dashes, that have no place in serve.args: what to do instead."""

@@ -46,6 +46,25 @@ SYNC = "pipeline parallelism with MTP is wrong without async scheduling"
                 )
             ],
         ),
+        # What mtppp itself asks the server for.
+        (
+            ["ssl-certfile", "skip_tokenizer_init", "api-server-count"],
+            [
+                (
+                    "ssl-certfile",
+                    "mtppp speaks plain HTTP to the server at serve.port; put a proxy with TLS in "
+                    "front of it",
+                ),
+                (
+                    "skip_tokenizer_init",
+                    "mtppp asks the server for text, which takes a tokenizer; leave it out",
+                ),
+                (
+                    "api-server-count",
+                    "with several, mtppp's counters are missing from /metrics; leave it out",
+                ),
+            ],
+        ),
         # vLLM's parser completes what is unique.
         (["tensor-par"], [("tensor-par", "short for tensor-parallel-size: set parallel.tensor")]),
         (["no_async"], [("no_async", f"short for no-async-scheduling: {SYNC}")]),

@@ -59,9 +59,11 @@ UNKNOWN_KEYS = [
         ('"": 1', "zzz:"),
         [
             '5: [""]: unknown key; there are name, model, ssh, gpus_per_node, gpu_type, nodes, '
-            "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, secrets",
+            "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, "
+            "protect, secrets",
             "6: zzz: unknown key; there are name, model, ssh, gpus_per_node, gpu_type, nodes, "
-            "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, secrets",
+            "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, "
+            "protect, secrets",
         ],
     ),
 ]
