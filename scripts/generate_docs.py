@@ -213,7 +213,8 @@ def cluster_page() -> str:
         *_sections(),
         "## Flags that are not for serve.args",
         "",
-        "mtppp sets these itself, or the file has a place for them:",
+        "mtppp sets these itself, or the file has a place for them, or mtppp could not ask the "
+        "server:",
         "",
         *_table(("flag", "instead"), ((f"`--{flag}`", why) for flag, why in MANAGED_FLAGS.items())),
         "",

@@ -21,7 +21,9 @@ from mtppp.phases.reach import reachable_from_here
 
 @click.command(name="launch")
 @deployment_argument
-@click.option("--restart", is_flag=True, help="Stop what runs and is not as planned, then launch.")
+@click.option(
+    "--restart", is_flag=True, help="Stop what runs and is wrong or not as planned, then launch."
+)
 @click.option("--yes", metavar="NAME", help="The name that a protected deployment wants.")
 def command(deployment: str | None, restart: bool, yes: str | None) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).

@@ -7,7 +7,10 @@ import sys
 import click
 
 from mtppp.cli.deployments import connectable, deployment_argument, resolve
-from mtppp.phases.status import DeploymentStatus, ask
+from mtppp.phases.status import DeploymentStatus, ask, in_times
+
+SHOWN = 5
+"""Violations of invariants that are shown to a person, the latest."""
 
 
 @click.command(name="status")
@@ -17,7 +20,8 @@ def command(deployment: str | None, as_json: bool) -> None:
     """Say what runs where (by default of ./cluster.yaml, else of the only deployment known).
 
     Asks every node, and the server for one token: a server whose engine hangs still calls itself
-    healthy. Exit status 0 when a token came or the deployment is stopped, 1 otherwise.
+    healthy. Exit status 0 when a token came, and no rank was seen to compute another model than
+    the rest, or when the deployment is stopped; 1 otherwise.
     """
     target = connectable(resolve(deployment))
     try:
@@ -28,7 +32,12 @@ def command(deployment: str | None, as_json: bool) -> None:
         click.echo(status.to_json())
     else:
         show(status)
-    sys.exit(0 if status.state in ("serving", "stopped") else 1)
+    sys.exit(exit_status(status))
+
+
+def exit_status(status: DeploymentStatus) -> int:
+    """0 when all is well or nothing runs, else 1."""
+    return 0 if status.state in ("serving", "stopped") else 1
 
 
 def show(status: DeploymentStatus) -> None:
@@ -45,6 +54,10 @@ def show(status: DeploymentStatus) -> None:
         click.echo(f"  proven by  {status.evidence}")
     if status.at_own_risk:
         click.echo(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
+    for invariant, times in status.violations.items():
+        click.echo(f"  WRONG: invariant {invariant} did not hold, {in_times(times)}")
+    for violation in status.violated[-SHOWN:]:
+        click.echo(f"    {violation}")
     for node in status.nodes:
         if node.problem:
             click.echo(f"  {node.host}: could not be asked: {node.problem}")

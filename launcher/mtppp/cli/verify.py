@@ -16,7 +16,7 @@ from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.status import ask
+from mtppp.phases.status import DeploymentStatus, ask
 from mtppp.phases.verify import candidate_of
 from mtppp.verify.run import Settings
 from mtppp.verify.servers import Server
@@ -124,7 +124,7 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
     if status.state != "serving":
         raise MtpppError(
             f"{status.name} is {status.state}: {status.explanation}",
-            hint=f"launch it first: mtppp launch {target.file}",
+            hint=_way_out(status, target.file),
         )
     parallel, speculative = target.cluster.parallel, target.cluster.speculative
     about = {
@@ -137,3 +137,14 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
     if status.at_own_risk:
         about["at own risk"] = " ".join(status.at_own_risk)
     return candidate_of(target, status.endpoint), about
+
+
+def _way_out(status: DeploymentStatus, file: Path) -> str:
+    if status.state == "wrong":
+        return (
+            f"--candidate-url {status.endpoint} asks it all the same;"
+            f" `mtppp launch --restart {file}` launches it anew"
+        )
+    if status.endpoint and status.state == "unknown":
+        return "verify needs the key that it was launched with"
+    return f"launch it first: mtppp launch {file}"

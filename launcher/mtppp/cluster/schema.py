@@ -451,7 +451,8 @@ class Invariants(Section):
     Every rank saw the same step, the first stage embedded the drafts that the last one verified,
     what leaves a stage is equal on all its ranks, and sparse-attention indices are of this step and
     stage. On the server's `/metrics`: `mtppp_invariant_checks_total`, and
-    `mtppp_invariant_violations_total`, which stays 0 while all is well.
+    `mtppp_invariant_violations_total`, which stays 0 while all is well; otherwise `mtppp status`
+    says so, too.
     """
 
     on_violation: Literal["count", "stop"] = Field(

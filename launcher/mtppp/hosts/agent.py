@@ -513,6 +513,7 @@ def op_look(deployment: str, node: int) -> dict[str, Any]:
         "checked": _json(os.path.join(directory, "checked.json")),
         "plan": _json(os.path.join(directory, "plan.json")),
         "attested": attested,
+        "invariants": _json(os.path.join(directory, "invariants.json")),
         "held_by": holder_of("%s.%d" % (deployment, node)),
         "gpu_memory": _gpu_memory_of(marked) if marked else None,
     }

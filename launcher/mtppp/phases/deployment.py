@@ -81,10 +81,16 @@ class Deployment:
         Raises:
             HostError: the first node cannot be talked to.
         """
-        key = self.secrets.get("VLLM_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
         forwarder = self.way(endpoint).forwarder
-        return EngineClient(endpoint, timeout=timeout, headers=headers, forwarder=forwarder)
+        return EngineClient(
+            endpoint, timeout=timeout, headers=self.authorization, forwarder=forwarder
+        )
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """Headers that the server wants of its clients; none where no key is known."""
+        key = self.secrets.get("VLLM_API_KEY")
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def way(self, endpoint: str) -> Way:
         """How HTTP gets to the server.

@@ -14,6 +14,8 @@ SHARED_MEMORY_FILE = "shared-memory.json"
 CHECKED_FILE = "checked.json"
 """On the first node: when a launch had checked every rank and seen the first tokens."""
 ATTEST = "attest"
+INVARIANTS_FILE = "invariants.json"
+"""How often each invariant was checked and did not hold, as the engine counts on its node."""
 
 LAUNCH_ONLY = (
     environment.TOKEN_FILE,
@@ -23,5 +25,6 @@ LAUNCH_ONLY = (
     LAUNCH_FILE,
     CHECKED_FILE,
     SHARED_MEMORY_FILE,
+    INVARIANTS_FILE,
 )
 """What is there only while the deployment runs; logs and Plan stay."""

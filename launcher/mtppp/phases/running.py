@@ -19,7 +19,8 @@ class CompareWithRunning(WithoutTrace):
     """Nothing runs: go on. What runs is as planned and was checked: finished.
 
     What a launch left that did not come to its end is gone on with if everything of it is there.
-    What is broken or hung is stopped and launched anew; if told to, also what is not as planned.
+    What is broken or hung is stopped and launched anew; if told to, also what is not as planned,
+    or is wrong.
     """
 
     title = "running"
@@ -44,7 +45,12 @@ class CompareWithRunning(WithoutTrace):
             deployment.adopted = True
             step.note = f"{status.explanation}; going on with a launch that did not end"
             return
-        if status.state not in ("broken", "hung") and not changed:
+        if not changed and status.state == "wrong" and not deployment.restart:
+            raise MtpppError(
+                f"{status.name} runs as planned, but {status.explanation}",
+                hint="`--restart` stops it and launches it anew",
+            )
+        if status.state not in ("broken", "hung", "wrong") and not changed:
             raise MtpppError(f"{status.name}: {status.explanation}")
         _stop(deployment, status)
         step.note = f"stopped: {changed[0] if changed else status.explanation}"

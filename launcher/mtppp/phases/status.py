@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -24,11 +25,12 @@ from mtppp.plan.build import SERVER
 HEALTH_DEADLINE = 20.0
 """Seconds in which a healthy server must have generated one token."""
 
-State = Literal["serving", "starting", "stopping", "hung", "broken", "stopped", "unknown"]
-"""`serving`: everything is there and a token came. `starting`: it is being launched, or everything
-is there and the server is not ready. `stopping`: it is being stopped. `hung`: the server says it is
-healthy, and no token comes. `broken`: something of it is gone. `stopped`: nothing of it runs.
-`unknown`: a node could not be asked and the others do not decide."""
+State = Literal["serving", "wrong", "starting", "stopping", "hung", "broken", "stopped", "unknown"]
+"""`serving`: everything is there and a token came. `wrong`: the same, and the ranks were seen not
+to compute one model. `starting`: it is being launched, or everything is there and the server is not
+ready. `stopping`: it is being stopped. `hung`: the server says it is healthy, and no token comes.
+`broken`: something of it is gone. `stopped`: nothing of it runs. `unknown`: a node could not be
+asked and the others do not decide, or the server wants a key that is not known here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class DeploymentStatus:
 
     Attributes:
         name: the deployment's.
-        state: serving, starting, stopping, hung, broken, stopped or unknown.
+        state: serving, wrong, starting, stopping, hung, broken, stopped or unknown.
         explanation: what `state` rests on, one sentence.
         checked: when a launch had checked every rank and seen tokens; "" when none has.
         endpoint: base URL of its API; "" when nothing is known to run.
@@ -73,6 +75,9 @@ class DeploymentStatus:
         asked: the way by which the server was asked, in words.
         seconds_to_token: how long one token took; None when none came.
         evidence, at_own_risk: of the Plan that was launched.
+        violations: how often each invariant did not hold since the server started; of those alone
+            that did not.
+        violated: the latest of these violations: which invariant, in which step, on which ranks.
         nodes: each node, in the order of the file.
         ranks: what each rank attested, by rank; `alive` says whether its process still lives.
     """
@@ -87,6 +92,8 @@ class DeploymentStatus:
     seconds_to_token: float | None
     evidence: str
     at_own_risk: Sequence[str]
+    violations: Mapping[str, int]
+    violated: Sequence[str]
     nodes: Sequence[NodeStatus]
     ranks: Sequence[Mapping[str, Any]]
 
@@ -100,6 +107,7 @@ class _Answer:
     plan: Mapping[str, Any] | None = None
     checked: str = ""
     attested: Sequence[Mapping[str, Any]] = ()
+    invariants: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +134,10 @@ def ask(deployment: Deployment) -> DeploymentStatus:
     )
     nodes = [answer.status for answer in answers]
     verdict = _judge(deployment, nodes, ranks, plan)
-    runs = verdict.state not in ("stopped", "unknown")
+    violations, violated = _violations(answers) if verdict.state != "stopped" else ({}, [])
+    if violations:
+        verdict = _violated(verdict, violations, violated)
+    runs = verdict.state not in ("stopped", "unknown") or any(node.marked for node in nodes)
     endpoint = plan["endpoint"] if plan and runs else ""
     return DeploymentStatus(
         name=name,
@@ -139,6 +150,8 @@ def ask(deployment: Deployment) -> DeploymentStatus:
         seconds_to_token=verdict.seconds,
         evidence=plan["evidence"] if plan and runs else "",
         at_own_risk=plan["at_own_risk"] if plan else (),
+        violations=violations,
+        violated=violated,
         nodes=nodes,
         ranks=ranks,
     )
@@ -168,7 +181,36 @@ def _ask_node(name: str, index: int, node: Node) -> _Answer:
         found["plan"],
         (found["checked"] or {}).get("at", ""),
         [{**record, "node": node.host} for record in found["attested"]],
+        found["invariants"],
     )
+
+
+def _violations(answers: Sequence[_Answer]) -> tuple[dict[str, int], list[str]]:
+    """What the engine counted, on whichever node it runs."""
+    counted: Counter[str] = Counter()
+    latest: list[str] = []
+    for answer in answers:
+        if answer.invariants is not None:
+            counted.update(answer.invariants["violations"])
+            latest += answer.invariants["latest"]
+    return {name: times for name, times in counted.items() if times}, latest
+
+
+def in_times(times: int) -> str:
+    """How often, in words."""
+    return "once" if times == 1 else f"{times} times"
+
+
+def _violated(
+    verdict: _Verdict, violations: Mapping[str, int], violated: Sequence[str]
+) -> _Verdict:
+    times = sum(violations.values())
+    state = "wrong" if verdict.state == "serving" else verdict.state
+    explanation = (
+        f"its ranks did not compute one model, {in_times(times)}, lastly: "
+        f"{violated[-1]}; {verdict.explanation}"
+    )
+    return _Verdict(state, explanation, verdict.seconds)
 
 
 def _judge(
@@ -234,8 +276,8 @@ def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
         try:
             client.complete(plan["served_name"], "1", max_tokens=1, temperature=0)
         except BadAnswer as error:
-            if error.status == 401:
-                return _Verdict("unknown", "the server wants a key: export VLLM_API_KEY")
+            if error.status in (401, 403):
+                return _Verdict("unknown", f"the server answers, but {_why_no_key(deployment)}")
             return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
         except EngineError as error:
             # Behind a long queue ours may wait, but then others are served.
@@ -244,6 +286,12 @@ def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
                 return _Verdict("serving", busy)
             return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
         return _Verdict("serving", "a token came", round(time.monotonic() - started, 3))
+
+
+def _why_no_key(deployment: Deployment) -> str:
+    if deployment.authorization:
+        return "not to the VLLM_API_KEY of this environment: it was launched with another"
+    return "its key is not known here: export VLLM_API_KEY, listed under secrets"
 
 
 def _generated(client: EngineClient) -> int:
@@ -259,4 +307,4 @@ def _client(deployment: Deployment, endpoint: str) -> EngineClient:
         look_at_each([endpoint], deployment.way)
         return deployment.engine(endpoint, timeout=HEALTH_DEADLINE)
     except HostError:  # the server may still be up when its node's sshd is not
-        return EngineClient(endpoint, timeout=HEALTH_DEADLINE)
+        return EngineClient(endpoint, timeout=HEALTH_DEADLINE, headers=deployment.authorization)

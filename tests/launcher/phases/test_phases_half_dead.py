@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from mtppp import state
+from mtppp.cli import status as status_command
 from mtppp.console import Console, Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import ConnectFailed, Inconclusive, MtpppError
@@ -31,6 +33,7 @@ from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.status import ask
 from mtppp.phases.stop import STOP
 from mtppp.plan.plan import NodePlan
+from mtppp_patches.observations import DRAFT_IDS, FILE, Ledger
 
 Deploy = Callable[..., Deployment]
 
@@ -48,12 +51,16 @@ class Handler(BaseHTTPRequestHandler):
         generated += 7 if "MODE" == "busy" else 0
         self.answer("vllm:generation_tokens_total{engine=\\"0\\"} %d.0\\n" % generated)
     def do_POST(self):
-        if "MODE" == "key": self.answer("no", 401)
-        elif "MODE" != "serving": time.sleep(600)
+        if "MODE" == "key" and self.headers["Authorization"] != "Bearer right":
+            return self.answer("no", 401)
+        if "MODE" == "forbidden": return self.answer("no", 403)
+        if "MODE" in ("hung", "busy"): time.sleep(600)
         self.answer(json.dumps({"choices": [{"text": "a", "finish_reason": "length"}],
                                 "usage": {"completion_tokens": 1}}))
 ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
+
+NO_KEY = "its key is not known here: export VLLM_API_KEY, listed under secrets"
 
 
 @pytest.fixture
@@ -88,7 +95,8 @@ def launched(
                 for role in roles
                 if role == "ray" or planned.index == 0
             ]
-            attested = {"rank": planned.index, "pid": entries[0]["pid"], "layers": [0]}
+            attested = {"rank": planned.index, "stage": planned.index, "tensor_rank": 0}
+            attested |= {"pid": entries[0]["pid"], "layers": [0], "drafter": False, "patches": []}
             put(planned, "processes.json", entries)
             put(planned, f"attest/rank-000{planned.index}.json", attested)
             put(planned, "plan.json", deployment.plan.fields())
@@ -157,7 +165,8 @@ def test_what_is_gone_is_told_by_name(launched: Callable[..., Deployment]) -> No
     [
         ("hung", ("hung", "the server says it is healthy, but: {url} gave no answer in 1 s")),
         ("busy", ("serving", "it is busy: in 1 s tokens came for others, not for us")),
-        ("key", ("unknown", "the server wants a key: export VLLM_API_KEY")),
+        ("key", ("unknown", f"the server answers, but {NO_KEY}")),
+        ("forbidden", ("unknown", f"the server answers, but {NO_KEY}")),
     ],
 )
 def test_no_token_comes(
@@ -166,6 +175,87 @@ def test_no_token_comes(
     deployment = launched(mode)
     url = f"{deployment.plan.endpoint}/v1/completions"
     assert told(deployment) == (told_of_it[0], told_of_it[1].format(url=url))
+
+
+def with_key(deployment: Deployment, key: str) -> Deployment:
+    return replace(deployment, secrets={"VLLM_API_KEY": key})
+
+
+def test_a_server_with_a_key_is_asked_with_it(
+    launched: Callable[..., Deployment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = with_key(launched("key"), "right")
+    assert told(deployment) == ("serving", "a token came")
+    assert launch_again(deployment) == (False, False)
+
+    def no_way(self: Deployment, endpoint: str) -> Any:
+        raise ConnectFailed("a", "port 22: timed out")
+
+    # The server may be up when its node's sshd is not.
+    monkeypatch.setattr(Deployment, "way", no_way)
+    assert told(cut_off(deployment, 0)) == ("serving", "a token came; a could not be asked")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("", NO_KEY),
+        ("old", "not to the VLLM_API_KEY of this environment: it was launched with another"),
+    ],
+)
+def test_without_its_key_a_server_is_not_called_hung(
+    launched: Callable[..., Deployment], key: str, why: str
+) -> None:
+    deployment = with_key(launched("key"), key)
+    status = ask(deployment)
+    assert (status.state, status.explanation) == ("unknown", f"the server answers, but {why}")
+    assert status.endpoint == deployment.plan.endpoint
+    with pytest.raises(MtpppError) as raised:
+        launch_again(deployment)
+    assert raised.value.message == f"{status.name}: {status.explanation}"
+    assert ask(deployment).nodes[0].marked
+
+
+VIOLATION = "invariant draft_ids does not hold in step 7: token ids differ between (stage 0 tensor"
+
+
+def count_violations(deployment: Deployment, times: int) -> None:
+    """What the engine writes on the first node."""
+    counts = Counter({DRAFT_IDS: times})
+    latest = [f"{VIOLATION} rank 0) and (stage 1 tensor rank 0)"] * times
+    Ledger(counts, counts, latest).write(Path(deployment.plan.head.directory))
+
+
+def test_ranks_that_do_not_compute_one_model_are_told(
+    launched: Callable[..., Deployment], capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployment = launched()
+    count_violations(deployment, 0)
+    assert told(deployment) == ("serving", "a token came")
+    count_violations(deployment, 2)
+    status = ask(deployment)
+    assert status.state == "wrong"
+    assert "2 times" in status.explanation
+    assert VIOLATION in status.explanation
+    assert json.loads(status.to_json())["violations"] == {"draft_ids": 2}
+    assert status_command.exit_status(status) == 1
+    status_command.show(status)
+    shown = capsys.readouterr().out
+    assert "WRONG: invariant draft_ids did not hold, 2 times" in shown
+    assert f"    {VIOLATION} rank 0) and (stage 1 tensor rank 0)\n" in shown
+    kill(deployment, 0, "server")
+    assert told(deployment)[0] == "broken"
+    assert VIOLATION in told(deployment)[1]
+
+
+def test_what_is_wrong_is_launched_anew_when_told_to(launched: Callable[..., Deployment]) -> None:
+    deployment = launched()
+    count_violations(deployment, 1)
+    with pytest.raises(MtpppError, match="runs as planned, but its ranks did not compute one"):
+        launch_again(deployment)
+    deployment.restart = True
+    assert launch_again(deployment) == (True, True)
+    assert not Path(deployment.plan.head.directory, FILE).exists()
 
 
 def test_a_suspended_process_is_told(launched: Callable[..., Deployment]) -> None:
