@@ -128,6 +128,7 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
         )
     parallel, speculative = target.cluster.parallel, target.cluster.speculative
     about = {
+        "launched": next((node.since for node in status.nodes if node.since), ""),
         "TP": parallel.tensor,
         "PP": parallel.pipeline,
         "drafts": speculative.tokens if speculative else 0,

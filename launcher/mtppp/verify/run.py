@@ -16,7 +16,7 @@ from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
 from mtppp.verify.prompts import KNOWN_ANSWERS, Prompt
 from mtppp.verify.record import Record
-from mtppp.verify.servers import Identity, Server, differences, survey
+from mtppp.verify.servers import Identity, Server, changed, differences, survey
 from mtppp.verify.tiers import HARD_GAP, Tier
 
 CONFIRMED_REQUESTS = 64
@@ -302,8 +302,18 @@ async def _introduced(
     about: Mapping[str, dict[str, Any]],
     progress: Progress,
 ) -> Asking:
-    """A server that has said what it is."""
+    """A server that has said what it is.
+
+    Raises:
+        ConfigurationError: the record was begun with another one.
+    """
     identity = await survey(client, server, about.get(server.role, {}))
+    noted = record.notes.get(f"identity/{server.role}")
+    if noted and (differs := changed(Identity(**noted), identity)):
+        raise ConfigurationError(
+            f"{record.directory} was begun with another {server.role}: {', '.join(differs)}",
+            hint="answers of two servers give no verdict: begin anew in another directory",
+        )
     record.note(f"identity/{server.role}", identity.to_dict())
     return Asking(client, identity.model, record, progress)
 

@@ -113,6 +113,17 @@ def differences(candidate: Identity, baseline: Identity) -> list[str]:
     return found
 
 
+def changed(noted: Identity, now: Identity) -> list[str]:
+    """What a server says otherwise than before, by whatever way it is reached; [] for nothing."""
+    before = {**noted.to_dict(), **noted.about}
+    after = {**now.to_dict(), **now.about}
+    return [
+        f"{name} was {before.get(name, 'not known')}, is {after.get(name, 'not known')}"
+        for name in dict.fromkeys((*before, *after))
+        if name not in ("transport", "about") and before.get(name) != after.get(name)
+    ]
+
+
 def weights_of(root: str) -> tuple[str, str]:
     """Name and revision of weights, by where they were loaded from; "" for what is not known."""
     if snapshot := _SNAPSHOT.search(root):

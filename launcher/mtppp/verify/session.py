@@ -25,6 +25,8 @@ from mtppp.verify.verdict import Direction, Evidence, Verdict, judge
 
 STORED = "baseline"
 
+_JUDGED = "judged"  # the note of a verdict that rests on a complete record
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -68,7 +70,7 @@ def verify(
     """
     servers = {server.role: server.url for server in (candidate, baseline) if server}
     described = manifest(settings, prompts, **servers)
-    record = Record.open(directory, described)
+    record = _unfinished(Record.open(directory, described), _JUDGED)
     asking = partial(
         run.run,
         record,
@@ -99,7 +101,7 @@ def export(
         Inconclusive: it did not answer as it should.
     """
     described = manifest(settings, prompts, candidate=candidate.url)
-    record = Record.open(directory, described)
+    record = _unfinished(Record.open(directory, described), "asked")
     run.run(
         record,
         settings,
@@ -131,6 +133,7 @@ def score(
         ConfigurationError: there is no export, or it is of other prompts.
     """
     record, described = Record.read(exported)
+    _unfinished(record, _JUDGED)
     _same_prompts(exported, described, prompts)
     asking = partial(
         run.run,
@@ -162,7 +165,7 @@ def record_baseline(
         Inconclusive: it did not answer as it should, or disagrees with itself.
     """
     described = manifest(settings, prompts, kind=STORED, baseline=baseline.url)
-    record = Record.open(directory, described)
+    record = _unfinished(Record.open(directory, described), "null")
     run.record_baseline(
         record, settings, prompts, baseline=baseline, about=about, progress=progress
     )
@@ -207,7 +210,7 @@ def verify_by_stored(
     _same_prompts(stored, of, prompts)
     digest = stored_baseline.digest(stored)
     described = manifest(settings, prompts, candidate=candidate.url, stored_baseline=digest)
-    record = Record.open(directory, described)
+    record = _unfinished(Record.open(directory, described), _JUDGED)
     identity = baseline.notes["identity/baseline"]
     about_baseline = {**identity["about"], "recorded": baseline.notes["null"]["date"]}
     record.note("identity/baseline", {**identity, "about": about_baseline})
@@ -222,6 +225,23 @@ def verify_by_stored(
         progress=progress,
     )
     return _concluded(asking, record, settings, described, stored=baseline)
+
+
+def _unfinished(record: Record, last: str) -> Record:
+    """The record, to go on with.
+
+    Of a finished one nothing would be asked again: what was found then would be said of whatever
+    answers at the URL now.
+
+    Args:
+        last: the note with which it is finished.
+    """
+    if last in record.notes:
+        raise ConfigurationError(
+            f"{record.directory} holds a run that is finished",
+            hint="its results stay there; begin anew in another directory",
+        )
+    return record
 
 
 def _same_prompts(directory: Path, of: Mapping[str, Any], prompts: Sequence[Prompt]) -> None:
@@ -316,6 +336,8 @@ def conclude(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     files = write(record.directory, content)
+    if interrupted is None and not evidence.reasons:
+        record.note(_JUDGED, {"verdict": verdict.outcome})
     lines = report(
         verdict,
         evidence,

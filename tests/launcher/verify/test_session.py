@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import socket
@@ -25,6 +26,7 @@ from mtppp.engine.bulk import BulkClient
 from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
+from mtppp.verify.servers import Identity, changed
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
 vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {first}
@@ -103,6 +105,41 @@ def test_a_faulty_one_fails_and_the_report_shows_where(
     assert result["directions"]["cand_cand"]["outliers"] > 20
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert suite.get("failures") == "1"
+
+
+def test_a_verdict_is_never_given_out_again_for_another_server(
+    candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    assert compare(candidate, baseline, tmp_path, *few).exit_code == 3
+    before = (tmp_path / "result.json").read_bytes()
+    candidate.fault = repeats_tokens
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "finished" in done.exception.message
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_an_interrupted_run_goes_on_with_the_same_server_alone(
+    candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    baseline.misbehave = lambda path, _: (400, b"no") if path == "/v1/completions" else None
+    assert compare(candidate, baseline, tmp_path, *few).exit_code == 3
+    baseline.misbehave = None
+    root, candidate.root = candidate.root, "/elsewhere/demo-glm4-moe"
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "another candidate: root was /models/demo-glm4-moe" in done.exception.message
+    candidate.root = root
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert result_of(tmp_path)["figures"]["requests"] > 30
+
+
+def test_a_deployment_that_was_launched_anew_is_another_server() -> None:
+    first = Identity("http://a:1", "m", "/m", 0, "0.32.0", "directly", {"launched": "9:00"})
+    again = dataclasses.replace(first, transport="through ssh")
+    assert changed(first, again) == []
+    again = dataclasses.replace(first, about={"launched": "9:30"})
+    assert changed(first, again) == ["launched was 9:00, is 9:30"]
 
 
 def test_json_alone_is_on_standard_output(
