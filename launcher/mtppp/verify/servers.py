@@ -8,11 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+import httpx
+
 from mtppp.engine.bulk import BulkClient, ModelCard
 from mtppp.errors import ConfigurationError
 
 # The cache of the hub keeps a model as models--ORG--NAME/snapshots/COMMIT.
 _SNAPSHOT = re.compile(r"models--(?:.+--)?(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]+)")
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - compared only
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,33 @@ class Server:
     key: str = ""
     transport: str = "directly"
     socket: str = ""
+
+
+def same_server(one: Server, other: Server) -> bool:
+    """Whether both are reached at one place, as far as their URLs tell.
+
+    Raises:
+        ConfigurationError: one is no URL.
+    """
+    return _place(one) == _place(other)
+
+
+def _place(server: Server) -> tuple[str, str, int | None, str, str]:
+    try:
+        url = httpx.URL(server.url)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"{server.url} is not a URL: {error}") from None
+    host = url.host.rstrip(".")
+    loops = host in _LOOPBACK
+    path = url.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    # A loopback address means another machine where a socket leads to one.
+    return (
+        url.scheme,
+        "127.0.0.1" if loops else host,
+        url.port or _PORTS.get(url.scheme),
+        path,
+        server.socket if loops else "",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from mtppp.verify.record import SCHEMA, Record
 from mtppp.verify.report import report
 from mtppp.verify.result import result, write
 from mtppp.verify.run import Progress, Settings
-from mtppp.verify.servers import Server
+from mtppp.verify.servers import Server, same_server
 from mtppp.verify.tiers import HARD_GAP, TIERS, Tier
 from mtppp.verify.verdict import Direction, Evidence, Verdict, judge
 
@@ -66,8 +66,14 @@ def verify(
     """Compare two servers; without a baseline, the candidate with itself.
 
     Raises:
-        ConfigurationError: a server cannot be asked as the arguments say.
+        ConfigurationError: a server cannot be asked as the arguments say, or both are the same.
     """
+    if baseline and same_server(candidate, baseline):
+        raise ConfigurationError(
+            f"candidate and baseline are the same server, {baseline.url}",
+            hint="name another as the baseline; without one the candidate judges itself, and the"
+            " verdict says what that cannot see",
+        )
     servers = {server.role: server.url for server in (candidate, baseline) if server}
     described = manifest(settings, prompts, **servers)
     record = _unfinished(Record.open(directory, described), _JUDGED)

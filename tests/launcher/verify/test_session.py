@@ -26,7 +26,7 @@ from mtppp.engine.bulk import BulkClient
 from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
-from mtppp.verify.servers import Identity, changed
+from mtppp.verify.servers import Identity, Server, changed, same_server
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
 vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {first}
@@ -140,6 +140,34 @@ def test_a_deployment_that_was_launched_anew_is_another_server() -> None:
     assert changed(first, again) == []
     again = dataclasses.replace(first, about={"launched": "9:30"})
     assert changed(first, again) == ["launched was 9:00, is 9:30"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("http://localhost:80", "http://127.0.0.1/v1/", True),
+        ("http://A.example:8000/", "http://a.example:8000", True),
+        ("http://a:8000", "http://a:8001", False),
+        ("http://a:8000", "https://a:8000", False),
+        ("http://a:8000/x", "http://a:8000/y", False),
+    ],
+)
+def test_urls_of_one_server_are_told(one: str, other: str, same: bool) -> None:
+    assert same_server(Server("candidate", one), Server("baseline", other)) is same
+
+
+def test_a_loopback_address_behind_a_socket_is_of_another_machine() -> None:
+    url = "http://127.0.0.1:8000"
+    there = Server("candidate", url, socket="/run/way")
+    assert not same_server(there, Server("baseline", url))
+
+
+def test_a_candidate_is_not_its_own_baseline(candidate: Replay, tmp_path: Path) -> None:
+    done = compare(candidate, candidate, tmp_path / "out")
+    assert isinstance(done.exception, ConfigurationError)
+    assert "the same server" in done.exception.message
+    assert "judges itself" in done.exception.hint
+    assert not candidate.asked
 
 
 def test_json_alone_is_on_standard_output(
