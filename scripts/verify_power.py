@@ -95,7 +95,7 @@ def simulated(runs: int) -> int:
         if not damaged and not ruined:
             right &= outcomes["FAIL"] <= FALSE_FAIL * count
         design = designs[0]
-        power = design.of_requests(ruined) if ruined else design.of_tokens(damaged)
+        power = design.of_requests(ruined, design.requests) if ruined else design.of_tokens(damaged)
         rows.append(row(what, count, outcomes, power))
         print(rows[-1], flush=True)
         keep("simulated", rows)
@@ -174,7 +174,7 @@ def over_http(chosen: dict[str, Fault], runs: int) -> int:
             if design and fault.tokens:
                 power = design.of_tokens(fault.tokens)
             elif design and fault.requests:
-                power = design.of_requests(fault.requests)
+                power = design.of_requests(fault.requests, design.requests)
             if power and power.not_passed > 0.999 and outcomes["PASS"]:
                 right = False
             if name == "none" and outcomes["FAIL"]:

@@ -14,7 +14,7 @@ from mtppp.verify.record import Record
 from mtppp.verify.run import acceptance, affected, controls, mismatches
 from mtppp.verify.statistics import sampled_p
 from mtppp.verify.stored import control_scores, forced_pairs, free_pairs
-from mtppp.verify.tiers import ALPHA, RUINED, TESTS, Tier
+from mtppp.verify.tiers import ALPHA, HARD_GAP, RUINED, TESTS, Tier
 from mtppp.verify.verdict import (
     Control,
     Direction,
@@ -31,7 +31,10 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
     """What a finished record says."""
     above, halved = measure.threshold(record.scores.get("null", {}), list(record.prompts))
     pairs = pairs_of(record, above)
+    fixed = None
     if halved:
+        # Nothing chose 1 nat, so that all may be judged by it: half would be too few requests.
+        fixed = pairs_of(record, HARD_GAP)
         # The threshold was chosen with the first half; only the second knows nothing of it.
         others = set(list(record.prompts)[1::2])
         pairs = [pair for pair in pairs if pair.key in others]
@@ -39,6 +42,7 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
         tier=tier,
         pairs=pairs,
         above=above,
+        fixed=fixed,
         control=_control(record, pairs, above),
         alone=_direction(record.scores.get("alone", {}), above),
         sampled=_sampled(record, tier),

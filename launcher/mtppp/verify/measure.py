@@ -75,6 +75,13 @@ class Pair:
         return _ruined(self.confirmed, self.candidate.flags - self.null.flags)
 
     @property
+    def may_be_ruined(self) -> bool:
+        """The same for a bound: outliers that were not scored again count as they are."""
+        ours = self.candidate
+        outliers = len(ours.outliers if ours.confirmed is None else ours.confirmed)
+        return _ruined(outliers, ours.flags - self.null.flags)
+
+    @property
     def null_ruined(self) -> bool:
         return _ruined(self.expected, self.null.flags - self.candidate.flags)
 

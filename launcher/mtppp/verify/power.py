@@ -51,20 +51,24 @@ class Design:
         not_passed = 1 - binomial_at_most(fewest - 1, self.tokens, rate)
         return Power(min(1.0, fails), max(not_passed, fails))
 
-    def of_requests(self, ruined: float) -> Power:
-        """Power against this share of requests being ruined, whichever they are."""
+    def of_requests(self, ruined: float, bounded: int) -> Power:
+        """Power against this share of requests being ruined, whichever they are.
+
+        Args:
+            bounded: requests that the bound of a PASS counts, `requests` or more.
+        """
         fewest = next(c for c in range(1 << 20) if 0.5**c < ALPHA / TESTS)
         excluded = next(
             (
                 c
-                for c in range(self.requests)
-                if binomial_upper(c, self.requests, ALPHA) >= self.tier.request_margin
+                for c in range(bounded)
+                if binomial_upper(c, bounded, ALPHA) >= self.tier.request_margin
             ),
-            self.requests,
+            bounded,
         )
         return Power(
             1 - binomial_at_most(fewest - 1, self.requests, ruined),
-            1 - binomial_at_most(excluded - 1, self.requests, ruined),
+            1 - binomial_at_most(excluded - 1, bounded, ruined),
         )
 
 
@@ -75,7 +79,7 @@ def fewest_outliers_not_passed(tokens: int, sensitivity: float, tier: Tier) -> i
     low, high = 0, tokens
     while low < high:
         middle = (low + high) // 2
-        if binomial_upper(middle, tokens, ALPHA) / sensitivity >= tier.token_margin:
+        if binomial_upper(middle, tokens, ALPHA / 2) / sensitivity >= tier.token_margin:
             high = middle
         else:
             low = middle + 1

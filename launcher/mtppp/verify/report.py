@@ -63,6 +63,12 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
             f"{figures.ruined} of {figures.requests} ruined (the baseline's own:"
             f" {figures.null_ruined}); p = {figures.p_requests:.2g}",
         )
+        if (figures.may_be_ruined, figures.bounded) != (figures.ruined, figures.requests):
+            yield from _wrapped(
+                " ",
+                f"for the bound, above 1 nat and confirmed or not tried: {figures.may_be_ruined} of"
+                f" {figures.bounded}",
+            )
     if evidence.forced is not None:
         yield from _wrapped(
             "forced",

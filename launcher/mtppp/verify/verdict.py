@@ -62,8 +62,11 @@ class Control:
 
     @property
     def sensitivity(self) -> float:
-        """Share of damaged tokens that are outliers; at least so, with confidence 1 - ALPHA."""
-        return binomial_lower(sum(self.seen.values()), sum(self.made.values()), ALPHA)
+        """Share of damaged tokens that are outliers; at least so, with confidence 1 - ALPHA / 2.
+
+        The other half of ALPHA is for the rate that is divided by it.
+        """
+        return binomial_lower(sum(self.seen.values()), sum(self.made.values()), ALPHA / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class Evidence:
 
     Attributes:
         pairs: greedy answers to the same prompts.
+        fixed: all of them by a threshold of 1 nat, for the bound of ruined requests, where `above`
+            is another and `pairs` are half of them.
         alone: tokens and outliers of the baseline's answers with nothing else running.
         reasons: against any verdict, found before: the two do not match, say.
         advice: what to do about them.
@@ -125,6 +130,7 @@ class Evidence:
     reasons: Sequence[str] = ()
     advice: str = "compare two servers of the same model, then run again"
     itself: bool = False
+    fixed: Sequence[Pair] | None = None
     forced: Sequence[Pair] | None = None
     known: tuple[int, int] | None = None
 
@@ -136,7 +142,10 @@ class Figures:
     Attributes:
         p_tokens, p_requests, p_sampled: of the three tests; p_forced takes the place of the last
             where the baseline is a stored one.
-        token_bound, request_bound: shares of damage that the run excludes.
+        bounded, may_be_ruined: requests that `request_bound` is of, and those of them that are
+            ruined, or would be if each outlier that was not scored again persisted.
+        token_bound: share of damaged tokens that the run excludes, if spread over requests.
+        request_bound: share of ruined requests that it excludes.
     """
 
     requests: int
@@ -157,6 +166,8 @@ class Figures:
     p_gap: float
     forced_tokens: int
     forced_outliers: int
+    bounded: int
+    may_be_ruined: int
     token_bound: float
     request_bound: float
     sensitivity: float
@@ -233,7 +244,9 @@ def judge(evidence: Evidence) -> Verdict:
         acceptance,
         cause=cause,
         token_power={s: design.of_tokens(s) for s in (0.01, 0.001)} if powers else {},
-        request_power={s: design.of_requests(s) for s in (0.05, 0.01)} if powers else {},
+        request_power={s: design.of_requests(s, figures.bounded) for s in (0.05, 0.01)}
+        if powers
+        else {},
         warnings=tuple(_warnings(outcome, evidence, figures, acceptance)),
         next_steps=(*steps, *_steps(cause, acceptance)),
     )
@@ -252,6 +265,8 @@ def measure(evidence: Evidence) -> Figures:
     forced = evidence.forced or ()
     forced_tokens = sum(pair.candidate.tokens for pair in forced)
     forced_outliers = sum(len(pair.candidate.outliers) for pair in forced)
+    fixed = pairs if evidence.fixed is None else evidence.fixed
+    may_be_ruined = sum(pair.may_be_ruined for pair in fixed)
     seen_rate = _bound(pairs)
     if evidence.forced is not None:
         seen_rate = max(seen_rate, _bound(forced))
@@ -275,7 +290,9 @@ def measure(evidence: Evidence) -> Figures:
         forced_tokens=forced_tokens,
         forced_outliers=forced_outliers,
         token_bound=min(1.0, seen_rate / sensitivity) if sensitivity else 1.0,
-        request_bound=binomial_upper(ruined, len(pairs), ALPHA),
+        bounded=len(fixed),
+        may_be_ruined=may_be_ruined,
+        request_bound=binomial_upper(may_be_ruined, len(fixed), ALPHA),
         sensitivity=sensitivity,
     )
 
@@ -285,7 +302,8 @@ def _bound(pairs: Sequence[Pair]) -> float:
     tokens = sum(pair.candidate.tokens for pair in pairs)
     outliers = sum(len(pair.candidate.outliers) for pair in pairs)
     excess = [len(pair.candidate.outliers) - len(pair.null.outliers) for pair in pairs]
-    return max(binomial_upper(outliers, tokens, ALPHA), bootstrap_upper(excess, tokens, ALPHA))
+    half = ALPHA / 2  # the rest is for the sensitivity
+    return max(binomial_upper(outliers, tokens, half), bootstrap_upper(excess, tokens, half))
 
 
 def p_of_tokens(pairs: Sequence[Pair]) -> float:
@@ -375,14 +393,14 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
     if figures.request_bound >= tier.request_margin:
         why.append(
             f"up to {percent(figures.request_bound, 1)} of requests may be ruined; PASS needs"
-            f" less than {percent(tier.request_margin, 1)} ({figures.ruined} ruined of"
-            f" {figures.requests})"
+            f" less than {percent(tier.request_margin, 1)} ({figures.may_be_ruined} may"
+            f" be of {figures.bounded})"
         )
-        if not figures.ruined:
+        if not figures.may_be_ruined:
             needed = math.ceil(math.log(ALPHA) / math.log1p(-tier.request_margin))
             steps.append(f"give at least {needed} prompts")
         else:
-            steps.append(_more_of(figures.ruined, tier))
+            steps.append(_more_of(figures.may_be_ruined, tier))
     if evidence.known and 2 * evidence.known[0] < evidence.known[1]:
         why.append(
             f"only {evidence.known[0]} of {evidence.known[1]} texts that any model knows went on as"
@@ -392,9 +410,9 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
     if why:
         return "INCONCLUSIVE", why, list(dict.fromkeys(steps))
     passed = (
-        f"less than {percent(figures.token_bound)} of all tokens and less than"
-        f" {percent(figures.request_bound, 1)} of all requests are damaged"
-        f" (confidence {percent(1 - ALPHA, 1)})"
+        f"less than {percent(figures.token_bound)} of all tokens are damaged if damage is spread"
+        f" over requests, and less than {percent(figures.request_bound, 1)} of all requests are"
+        f" ruined (each with confidence {percent(1 - ALPHA, 1)})"
     )
     if not evidence.itself:
         return "PASS", [passed, *([PARTLY] if evidence.forced is not None else [])], []

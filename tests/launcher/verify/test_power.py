@@ -22,7 +22,7 @@ def test_smoke_sees_one_percent_and_rarely_passes_one_in_a_thousand() -> None:
 
 def test_certify_sees_one_in_a_thousand() -> None:
     assert _design("certify", 1e-5).of_tokens(0.001).fails > 0.999
-    assert _design("certify").of_requests(0.05).fails > 0.99
+    assert _design("certify").of_requests(0.05, 512).fails > 0.99
 
 
 @pytest.mark.parametrize("tier", list(TIERS))
@@ -31,7 +31,7 @@ def test_a_right_deployment_passes(tier: str) -> None:
     design = _design(tier, null_rate=1e-4 if tier != "soak" else 5e-5)
     assert design.of_tokens(0.0).fails <= 0.001
     assert design.of_tokens(0.0).not_passed < 0.05
-    assert design.of_requests(0.0).not_passed == 0.0
+    assert design.of_requests(0.0, design.requests).not_passed == 0.0
 
 
 def test_power_falls_with_sensitivity_and_noise() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mtppp.engine.bulk import Answer, Scores
 from mtppp.engine.client import Acceptance
+from mtppp.verify.evidence import evidence_of
 from mtppp.verify.measure import Judged, Pair
+from mtppp.verify.record import Record
+from mtppp.verify.statistics import binomial_lower, binomial_upper
 from mtppp.verify.tiers import TIERS
 from mtppp.verify.verdict import (
     Control,
@@ -100,6 +106,56 @@ def test_ruined_requests_fail_and_one_withholds_pass() -> None:
     found = verdict([judged(0, "truncated")])
     assert found.outcome == "INCONCLUSIVE"
     assert "may be ruined" in found.why[0]
+
+
+def test_outliers_that_were_not_scored_again_count_for_the_bound() -> None:
+    """Only so many requests are scored again; the others are not sound for that."""
+    untried = dataclasses.replace(judged(3, tokens=512), confirmed=None)
+    good = judged(tokens=512)
+    many = [Pair(f"p{i}", "prose", untried if i < 12 else good, good) for i in range(2048)]
+    found = judge(Evidence(TIERS["soak"], many, 1.0, MET, NONE))
+    assert found.outcome == "INCONCLUSIVE"
+    assert "12 may be of 2048" in found.why[0]
+    assert (found.figures.ruined, found.figures.may_be_ruined) == (0, 12)
+
+
+def test_a_raised_threshold_leaves_enough_requests_for_a_pass() -> None:
+    """Half of the prompts is judged by it; the bound of requests is of all, above 1 nat."""
+    good = judged(tokens=512)
+    every = [Pair(f"p{i}", "prose", good, good) for i in range(512)]
+    evidence = Evidence(TIERS["certify"], every[1::2], 1.4, MET, NONE, fixed=every)
+    found = judge(evidence)
+    assert found.outcome == "PASS", found.why
+    assert found.figures.request_bound == pytest.approx(1 - 0.001 ** (1 / 512))
+    ruined = [dataclasses.replace(every[0], candidate=judged(3, tokens=512)), *every[1:]]
+    assert judge(dataclasses.replace(evidence, fixed=ruined)).outcome == "INCONCLUSIVE"
+
+
+def test_evidence_by_a_raised_threshold_is_of_half_the_prompts_and_bounds_all(
+    tmp_path: Path,
+) -> None:
+    ones = array("l", [1] * 400)
+    noisy = array("d", [*[0.0] * 399, 1.4])
+    record = Record(tmp_path)
+    record.note("asked", {"tokens": 400})
+    for i in range(512):
+        key = f"p{i}"
+        record.prompts[key] = ("prose", (1, 2))
+        for stage in ("candidate", "null"):
+            record.answers.setdefault(stage, {})[key] = Answer(tuple(range(400)), "length")
+            scores = Scores(noisy, ones, ones, noisy)
+            record.scores.setdefault(stage, {})[key] = scores
+    found = evidence_of(record, TIERS["certify"])
+    assert (found.above, len(found.pairs)) == (1.4, 256)
+    assert found.fixed is not None
+    assert [len(found.fixed), *found.fixed[0].candidate.outliers] == [512, 399]
+
+
+def test_the_ratio_of_the_token_bound_has_a_half_of_alpha_for_each_factor() -> None:
+    figures = verdict().figures
+    assert figures.sensitivity == binomial_lower(142, 150, 0.0005)
+    assert figures.token_bound == binomial_upper(0, 9600, 0.0005) / figures.sensitivity
+    assert "if damage is spread over requests" in verdict().why[0]
 
 
 def test_flags_that_the_baseline_has_too_are_none() -> None:
