@@ -49,8 +49,8 @@ def command(
     then <text in angle brackets>.
 
     \b
-    Exit status: 0 nothing speaks against a launch, 4 it is refused, 1 the hosts are not as
-    the file says. With --diff, which connects: 0 what runs is as planned, 1 it differs or
+    Exit status: 0 nothing speaks against a launch, 4 it is refused, 2 the file still holds
+    placeholders, 1 the hosts are not as the file says. With --diff, which connects: 0 what runs is as planned, 1 it differs or
     nothing runs.
     """
     target = connectable(resolve(deployment))
@@ -87,6 +87,8 @@ def _show(reviewed: Review, wrong: Sequence[str], *, as_json: bool) -> None:
 def _status(reviewed: Review, wrong: Sequence[str]) -> int:
     if reviewed.refusals:
         return Refused.exit_status
+    if reviewed.placeholders:
+        return ConfigurationError.exit_status
     return 1 if wrong else 0
 
 

@@ -114,7 +114,9 @@ def _findings(review: Review) -> Iterator[str]:
         yield _finding("refused", refusal.reason, refusal.way_out)
     if risk := words.override(review):
         yield f"<p class=faint>{escape(risk)}</p>"
-    if not review.refusals:
+    for placeholder in review.placeholders:
+        yield _finding("refused", f"not filled in: {placeholder}", "set it in the file")
+    if not (review.refusals or review.placeholders):
         yield "<p class=verdict>Nothing in the file speaks against a launch.</p>"
     for warning in review.warnings:
         yield _finding("warning", warning.message, warning.way_out)

@@ -53,13 +53,15 @@ class _View:
         yield from self._section("Not known", review.unknowns)
         for warning in review.warnings:
             yield from self._finding("warning", "yellow", warning.message, warning.way_out)
+        for placeholder in review.placeholders:
+            yield from self._finding("fill in", "red", placeholder, "")
         for problem in host_problems:
             yield from self._finding("host", "red", problem, "")
         for refusal in review.refusals:
             yield from self._finding("refused", "bold red", refusal.reason, refusal.way_out)
         if risk := words.override(review):
             yield from self._finding("", "", risk, "")
-        if not review.refusals and not host_problems:
+        if not (review.refusals or host_problems or review.placeholders):
             yield Text("\nNothing speaks against a launch.", style="green")
 
     def _section(self, name: str, lines: Iterable[str]) -> Iterator[Text]:

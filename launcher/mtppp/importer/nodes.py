@@ -6,6 +6,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mtppp.cluster.placeholders import placeholder_address
 from mtppp.errors import ConfigurationError, Refused
 from mtppp.importer.commands import ServeCommand
 from mtppp.importer.draft import Draft, NodeDraft
@@ -104,7 +105,22 @@ def node_count(flags: Parsed, wishes: Wishes, commands: int) -> int:
         )
     if said is not None and commands > said:
         raise ConfigurationError(f"there are {commands} commands for --nnodes {said}")
-    return len(wishes.nodes) or said or commands
+    return (
+        len(wishes.nodes) or said or (commands if commands > 1 else _nodes_of_stages(flags, wishes))
+    )
+
+
+def _nodes_of_stages(flags: Parsed, wishes: Wishes) -> int:
+    """Nodes where nobody says how many: one for each stage, fewer where several fit on one."""
+    stages = _size(flags, "pipeline-parallel-size")
+    on_each = (wishes.gpus or 1) // _size(flags, "tensor-parallel-size") or 1
+    return -(-stages // on_each)
+
+
+def _size(flags: Parsed, name: str) -> int:
+    given = flags.flags.get(name)
+    # What is no size is reported where the flag is taken over.
+    return max(given.value, 1) if given and type(given.value) is int else 1
 
 
 def nodes_of(
@@ -153,7 +169,7 @@ def _is_address(text: str) -> bool:
 
 
 def note_nodes(draft: Draft) -> None:
-    """Addresses nobody gave are from the block that is reserved for documentation (RFC 5737)."""
+    """Addresses nobody gave get placeholders."""
     draft.comments["nodes",] = (
         "In pipeline order: the first has stage 0 and the API server, the last the last stage and "
         "the drafter."
@@ -161,13 +177,13 @@ def note_nodes(draft: Draft) -> None:
     for index, node in enumerate(draft.nodes):
         if node.address or _is_address(node.host):
             continue
-        node.address = f"192.0.2.{index + 1}"
+        node.address = placeholder_address(index)
         draft.comments["nodes", index] = "SET THIS: the address on the network between the nodes"
         draft.note(
             "fill in",
             f"nodes[{index}].address",
-            f"the address of {node.host} on the network between the nodes; 192.0.2.{index + 1} "
-            f"holds its place (or import with --node {node.host}=ADDRESS)",
+            f"the address of {node.host} on the network between the nodes; {node.address} "
+            f"holds its place (or give --node {node.host}=ADDRESS)",
         )
 
 

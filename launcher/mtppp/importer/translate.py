@@ -65,6 +65,14 @@ def translate(
     draft.ssh_config = wishes.ssh_config
     _take_device(draft, command, wishes)
     FlagTaker(draft, flags).take_all()
+    if not wishes.nodes and len(commands) == 1 and "nnodes" not in flags.flags:
+        draft.note(
+            "fill in",
+            "nodes",
+            f"the command does not say how many; taken for {count}, "
+            + ("one for each stage" if count == draft.pipeline else f"{draft.pipeline} stages")
+            + " (or give --node for each, in pipeline order)",
+        )
     take_environment(draft, commands)
     note_nodes(draft)
     _note_runtime(draft, command, wishes)

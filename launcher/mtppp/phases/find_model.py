@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mtppp.cluster import Model
+from mtppp.cluster.placeholders import placeholders
 from mtppp.console import Step
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.facts import HostFacts
@@ -24,6 +25,7 @@ class FindModel(WithoutTrace):
     title = "model"
 
     def run(self, deployment: Deployment, step: Step) -> None:
+        require_filled_in(deployment)
         read_model(deployment, step)
         if deployment.model is not None:
             refuse_early(deployment)
@@ -36,6 +38,20 @@ class ReadModel(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         read_model(deployment, step)
+
+
+def require_filled_in(deployment: Deployment) -> None:
+    """Pass only where no value is a placeholder.
+
+    Raises:
+        ConfigurationError: naming each.
+    """
+    if unset := placeholders(deployment.cluster):
+        raise ConfigurationError(
+            f"{deployment.file} is not filled in: {unset[0]}",
+            details=unset[1:],
+            hint="set it in the file; nothing was started",
+        )
 
 
 def read_model(deployment: Deployment, step: Step) -> None:

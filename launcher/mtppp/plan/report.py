@@ -32,6 +32,7 @@ def report(review: Review) -> dict[str, Any]:
         },
         "warnings": [asdict(warning) for warning in review.warnings],
         "unknowns": list(review.unknowns),
+        "placeholders": list(review.placeholders),
     }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mtppp.cluster import Cluster
+from mtppp.cluster.placeholders import placeholders
 from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
@@ -51,6 +52,7 @@ class Review:
         times: what bounds the time that a launch takes.
         warnings: what else to know.
         unknowns: what could not be established, one sentence each.
+        placeholders: what the file has yet to be told, one sentence each; a launch wants it.
     """
 
     plan: Plan
@@ -66,6 +68,7 @@ class Review:
     times: Times
     warnings: tuple[Warn, ...]
     unknowns: tuple[str, ...]
+    placeholders: tuple[str, ...] = ()
 
     @property
     def subject(self) -> str:
@@ -155,6 +158,7 @@ def review(
             *(Warn(warning) for warning in defaults.warnings),
         ),
         unknowns=(*memory_unknowns, *_unknown_gpus(cluster, gpus), *model.unknowns),
+        placeholders=placeholders(cluster),
     )
 
 

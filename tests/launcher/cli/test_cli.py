@@ -180,6 +180,16 @@ def test_what_is_not_proven_is_refused_before_any_host_is_touched(
     ]
 
 
+def test_what_was_never_filled_in_is_not_launched(mtppp: Mtppp, write: Callable[..., None]) -> None:
+    write(nodes=[GLM["nodes"][0], {"host": "h100-b", "address": "192.0.2.2", "gpus": 8}])
+    planned, launched = mtppp("plan"), mtppp("launch")
+    assert (planned.returncode, launched.returncode) == (2, 2)
+    assert "fill in: nodes[1].address: 192.0.2.2 only holds the place of h100-b" in planned.stdout
+    assert "Nothing speaks against" not in planned.stdout
+    assert "cluster.yaml is not filled in: nodes[1].address: 192.0.2.2" in launched.stderr
+    assert "connect" not in launched.stderr
+
+
 def test_a_risk_that_is_spelled_out_goes_ahead(mtppp: Mtppp, write: Callable[..., None]) -> None:
     nodes = [{"host": "here", "address": "127.0.1.9", "transport": "local", "gpus": 8}]
     write(

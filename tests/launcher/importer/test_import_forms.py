@@ -546,3 +546,19 @@ def test_unknown_flags_are_named(imported: Import) -> None:
 def test_a_flag_that_the_release_lacks(imported: Import) -> None:
     result = imported("vllm serve org/m --calculate-kv-scales")
     assert "vLLM 0.32.0 has no such flag" in result.message("--calculate-kv-scales")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "gpus", "expected"),
+    [
+        ("-tp 8 -pp 2", None, [("node-1", 8), ("node-2", 8)]),
+        ("-tp 2 -pp 4", 4, [("node-1", 4), ("node-2", 4)]),
+        ("-tp 8", None, [("node-1", 8)]),
+    ],
+)
+def test_without_nodes_there_is_one_for_each_stage_and_it_is_said(
+    imported: Import, sizes: str, gpus: int | None, expected: list[tuple[str, int]]
+) -> None:
+    result = imported(f"vllm serve org/model {sizes}", gpus=gpus)
+    assert [(node.host, node.gpus) for node in result.cluster.nodes] == expected
+    assert "nodes" in result.said("fill in")
