@@ -140,7 +140,7 @@ def support_page() -> str:
         "",
         "## Patches",
         "",
-        *_table(("patch", "releases", "why", "obsolete by"), (_patch_row(p) for p in PATCHES)),
+        *_table(("patch", "releases", "why", "until"), (_patch_row(p) for p in PATCHES)),
         "",
         "## Refused",
         "",
@@ -184,14 +184,14 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
 
 def _evidence(family: Family) -> str:
     return "; ".join(
-        f"{what}: {proof.level}, {proof.date}, {proof.record}"
+        f"{what}: {proof.for_family(family.model_type)}, {proof.date}, {proof.record}"
         for what, proof in family.evidence.items()
     )
 
 
 def _patch_row(patch: Patch) -> tuple[str, ...]:
     first, last = patch.releases[0], patch.releases[-1]
-    return f"`{patch.name}`", f"{first} to {last}", patch.why, patch.obsolete_by
+    return f"`{patch.name}`", f"{first} to {last}", patch.why, patch.fate
 
 
 def cluster_page() -> str:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint
+from mtppp_patches.releases import RELEASES
 
 Replace = Callable[[Any, EngineSpec], Any]
 """Given the original attribute and the deployment, what takes its place."""
@@ -81,6 +82,13 @@ class Patch:
     wanted: Callable[[EngineSpec], bool]
     targets: tuple[Target, ...]
     scope: Scope = "model"
+
+    @property
+    def fate(self) -> str:
+        """Until when it is needed, in words."""
+        if RELEASES[-1] in self.releases:
+            return f"still needed in {RELEASES[-1]}"
+        return f"obsolete by {self.obsolete_by}"
 
     def needed(self, spec: EngineSpec) -> bool:
         """Whether `spec` must not run without this patch. Pure."""

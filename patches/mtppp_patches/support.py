@@ -59,6 +59,10 @@ class Evidence:
     date: str
     record: str
 
+    def for_family(self, model_type: str) -> str:
+        """What a reader of this family's row is to know: `class`, `engine of deepseek_v3`."""
+        return self.level if self.on == model_type else f"{self.level} of {self.on}"
+
     def at_least(self, level: Level) -> bool:
         """Whether this is as strong as `level`."""
         order = get_args(Level)

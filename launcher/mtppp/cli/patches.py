@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +17,7 @@ from mtppp_patches.engine_spec import EngineSpec, Speculative
 from mtppp_patches.patch import Patch
 from mtppp_patches.registry import PATCHES
 from mtppp_patches.releases import RELEASES
-from mtppp_patches.support import admissible, support
+from mtppp_patches.support import Evidence, admissible, support
 
 
 @click.command(name="patches")
@@ -50,6 +52,7 @@ def _patch(patch: Patch, release: str | None) -> dict[str, Any]:
         "why": patch.why,
         "releases": [release] if release else list(patch.releases),
         "obsolete_by": patch.obsolete_by,
+        "fate": patch.fate,
         "replaces": [target.name for target in patch.targets if target.replace is not None],
     }
 
@@ -74,9 +77,15 @@ def _verdicts(releases: list[str], family: str | None) -> Iterator[dict[str, Any
                 "way_out": verdict.way_out,
                 "patches": list(verdict.patches),
                 "evidence": {
-                    what: {"level": found.level, "date": found.date, "record": found.record}
+                    what: {
+                        "level": found.level,
+                        "on": found.on,
+                        "date": found.date,
+                        "record": found.record,
+                    }
                     for what, found in verdict.evidence.items()
                 },
+                "note": listed[model_type].note if model_type in listed else "",
             }
 
 
@@ -84,15 +93,41 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for patch in report["patches"]:
         span = patch["releases"]
         yield f"{patch['name']}  ({span[0]}{f' to {span[-1]}' if len(span) > 1 else ''})"
-        yield f"    {patch['why']}"
-        yield f"    obsolete by {patch['obsolete_by']}"
+        yield from _below(patch["why"])
+        yield from _below(patch["fate"])
     yield ""
     for row in report["releases"]:
-        evidence = ", ".join(f"{what}: {e['level']}" for what, e in row["evidence"].items())
-        verdict = f"allowed ({evidence})" if row["allowed"] else f"refused: {row['reason']}"
+        verdict = "allowed" if row["allowed"] else "refused"
         yield f"vLLM {row['release']}  {row['family']}  {verdict}"
+        if not row["allowed"]:
+            yield from _below(row["reason"])
+        for what, shown in row["evidence"].items():
+            proof = Evidence(**shown)
+            yield from _below(
+                f"{what}: {proof.for_family(row['family'])}, {proof.date}, {proof.record}"
+            )
+        if row["note"]:
+            yield from _below(row["note"])
     proven = {row["release"] for row in report["releases"]}
     rest = [release for release in RELEASES if release not in proven]
     if rest and len(proven) != 1:
-        yield f"nothing is proven on {', '.join(rest)}: refused under pipeline parallelism"
+        yield from _folded(
+            f"nothing is proven on {', '.join(rest)}: refused under pipeline parallelism"
+        )
     yield f"as of {report['updated']}"
+
+
+def _below(text: str) -> list[str]:
+    return _folded(text, "    ")
+
+
+def _folded(text: str, indent: str = "") -> list[str]:
+    """At the terminal's width; what is to be copied stays whole."""
+    return textwrap.wrap(
+        text,
+        shutil.get_terminal_size().columns,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

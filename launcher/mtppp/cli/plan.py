@@ -50,8 +50,8 @@ def command(
 
     \b
     Exit status: 0 nothing speaks against a launch, 4 it is refused, 2 the file still holds
-    placeholders, 1 the hosts are not as the file says. With --diff, which connects: 0 what runs is as planned, 1 it differs or
-    nothing runs.
+    placeholders, 1 the hosts are not as the file says. With --diff, which connects: 0 what
+    runs is as planned, 1 it differs or nothing runs.
     """
     target = connectable(resolve(deployment))
     try:

@@ -18,25 +18,29 @@ class Admission:
         refusals: what stands in the way; empty when it may be launched.
         overridden: refusals that the file's `at_own_risk` overrides.
         proofs: what was shown, by name of patch and under "decode".
+        family: the model's.
     """
 
     refusals: tuple[Refusal, ...] = ()
     overridden: tuple[Refusal, ...] = ()
     proofs: Mapping[str, Evidence] = field(default_factory=dict)
+    family: str = ""
 
     @property
     def evidence(self) -> str:
         """One line, for the Plan and for `status`."""
         if self.refusals:
             return "not proven"
-        proven = ", ".join(f"{what}: {proof.level}" for what, proof in self.proofs.items())
+        proven = ", ".join(
+            f"{what}: {proof.for_family(self.family)}" for what, proof in self.proofs.items()
+        )
         return f"evidence {proven}" if proven else "as vLLM ships it"
 
 
 def consider(spec: EngineSpec) -> Admission:
     """Decide by the table that comes with the patches."""
     verdict = admissible(spec)
-    return Admission(verdict.refusals, verdict.at_own_risk, verdict.evidence)
+    return Admission(verdict.refusals, verdict.at_own_risk, verdict.evidence, spec.model_type)
 
 
 def refuse(subject: str, refusals: Sequence[Refusal]) -> None:

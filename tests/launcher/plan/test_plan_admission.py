@@ -32,14 +32,18 @@ def decide(make_cluster: Callable[..., Cluster]) -> Callable[..., Admission]:
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
 def test_what_is_proven_goes_ahead(decide: Callable[..., Admission], family: str) -> None:
-    assert decide(family).evidence.startswith("evidence decode: engine")
+    assert decide(family).evidence == "evidence decode: engine"
 
 
 @pytest.mark.parametrize(
     ("release", "shown"),
     [
-        ("0.29.0", "drafter_weights: class, stage_boundary: class, index_share: class"),
-        ("0.32.0", "stage_boundary: class, index_share: class"),
+        (
+            "0.29.0",
+            "decode: engine of glm4_moe, drafter_weights: class, stage_boundary: class, "
+            "index_share: class",
+        ),
+        ("0.32.0", "decode: engine of deepseek_v3, stage_boundary: class, index_share: class"),
     ],
 )
 def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(
@@ -51,7 +55,7 @@ def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(
         parallel={"tensor": 2, "pipeline": 2},
         nodes=[{"host": h, "address": f"10.0.0.{i}", "gpus": 2} for i, h in enumerate("ab", 1)],
     )
-    assert admission.evidence == f"evidence decode: engine, {shown}"
+    assert admission.evidence == f"evidence {shown}"
 
 
 @pytest.mark.parametrize(
@@ -105,7 +109,7 @@ def test_what_is_not_proven_is_refused_with_the_way_out(
 
 def test_without_a_pipeline_vllm_is_left_as_it_is(decide: Callable[..., Admission]) -> None:
     one = {"parallel": {"tensor": 2}, "speculative": None}
-    assert decide(GLM, **one) == Admission()
+    assert decide(GLM, **one) == Admission(family=GLM)
     assert Admission().evidence == "as vLLM ships it"
 
 
