@@ -68,7 +68,9 @@ def _default() -> state.Known:
         return next(iter(remembered.values()))
     raise ConfigurationError(
         f"there is no {DEFAULT_FILE} here, and {len(remembered)} deployments are known",
-        hint=f"name one: {', '.join(remembered)}" if remembered else "give a cluster file",
+        hint=f"name one: {', '.join(remembered)}"
+        if remembered
+        else "make one: mtppp init, or mtppp import",
     )
 
 

@@ -164,6 +164,11 @@ def _text(source: str) -> tuple[str, str]:
     """(text, what to call it); "" for a command on the command line."""
     if source == "-":
         return sys.stdin.read(), "standard input"
+    if not source.strip():
+        raise ConfigurationError(
+            "the command to import is empty",
+            hint='such as: mtppp import "vllm serve ORGANISATION/NAME --tensor-parallel-size 8"',
+        )
     # A path may be too long to be one, or hold a NUL: such a text is a command.
     if "\n" in source or " " in source.strip():
         return source, ""

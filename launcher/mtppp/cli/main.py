@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -13,6 +18,8 @@ from mtppp import __version__
 from mtppp.errors import MtpppError
 
 INTERRUPTED = 130
+NOBODY_READS = 128 + signal.SIGPIPE
+"""As a shell has it for a command whose reader is gone: it says nothing of what was asked."""
 _WIDEST = 80
 
 # name -> (module, one line for --help)
@@ -36,8 +43,41 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+_OF_WRITING = {
+    *(errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG),
+    *(errno.EIO, errno.EBADF),
+}
+
+
+class UnwritableError(Exception):
+    """Standard output cannot be written. No OSError: click ends those with a status of its own."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.nobody_reads = isinstance(error, BrokenPipeError)
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # An error of a file that was opened by name has the name.
+        if error.errno in _OF_WRITING and error.filename is None:
+            raise UnwritableError(error) from None
+        raise
+
+
 class LazyGroup(click.Group):
     """A group whose commands are modules, imported when they are asked for."""
+
+    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+        with _writing():
+            return super().make_context(*arguments, **settings)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _writing():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -84,8 +124,11 @@ def main() -> None:
 
         Console().error(error)
         sys.exit(error.exit_status)
-    except BrokenPipeError:
-        # The reader of our output is gone; python would complain once more at exit.
+    except UnwritableError as error:
+        # Python would complain once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.nobody_reads:
+            sys.exit(NOBODY_READS)
+        sys.stderr.write(f"error: standard output cannot be written: {error}\n")
         sys.exit(1)
     sys.exit(status or 0)

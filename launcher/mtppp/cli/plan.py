@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -77,11 +79,18 @@ def _show(reviewed: Review, wrong: Sequence[str], *, as_json: bool) -> None:
         data = {**report(reviewed), "host_problems": list(wrong)}
         click.echo(json.dumps(data, indent=2, sort_keys=True, allow_nan=False))
         return
-    console = RichConsole(highlight=False, emoji=False)
+    console = _Pages(highlight=False, emoji=False)
     parts = view(reviewed, wrong, width=console.width, ascii_only=console.options.ascii_only)
     for part in parts:
         # Lines that must stay whole, to be copied, are left to the terminal to fold.
         console.print(part, soft_wrap=isinstance(part, Text))
+
+
+class _Pages(RichConsole):
+    """rich would end the process with a status that says that the hosts are not as they should."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def _status(reviewed: Review, wrong: Sequence[str]) -> int:

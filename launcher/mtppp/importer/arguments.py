@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtppp.cluster.managed import MANAGED_FLAGS
+from mtppp.cluster.managed import MANAGED_FLAGS, flag_problems
 from mtppp.errors import ConfigurationError
 from mtppp.importer.draft import Draft
 from mtppp.importer.flags import Given, Parsed, values_of
@@ -72,6 +72,12 @@ class FlagTaker:
         elif given.unknown:
             raise no_value(given.written, f"--{given.name}", given.unknown)
         else:
+            if not given.known and any(flag_problems([given.name])):
+                raise ConfigurationError(
+                    f"{given.written}: no vLLM that mtppp knows has such a flag, and the file "
+                    "cannot have it as it is written",
+                    hint="correct the command and import again",
+                )
             draft.args[given.name] = given.value
             if not given.known:
                 draft.comments["serve", "args", given.name] = "not a flag mtppp knows; passed on"

@@ -129,7 +129,7 @@ def test_nothing_is_named_and_nothing_is_known(mtppp: Mtppp) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "error: there is no cluster.yaml here, and 0 deployments are known\n"
-        "hint: give a cluster file\n"
+        "hint: make one: mtppp init, or mtppp import\n"
     )
     assert mtppp("list", "--json").stdout == "[]\n"
 
@@ -231,6 +231,46 @@ def test_a_flag_of_the_wrong_kind(
     done = mtppp("launch")
     assert done.returncode == 2
     assert f"error: {said}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan"], ["plan", "--json"], ["list", "--json"], ["patches"], ["--help"]]
+)
+def test_output_that_cannot_be_written(
+    environment: dict[str, str], tmp_path: Path, write: Callable[..., None], arguments: list[str]
+) -> None:
+    write()
+    command = [sys.executable, "-m", "mtppp", *arguments]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    *_, last = done.stderr.splitlines()
+    assert "Traceback" not in done.stderr
+    assert last == "error: standard output cannot be written: No space left on device"
+    assert done.returncode == 1
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    os.close(writing)
+    assert "error" not in done.stderr.lower()
+    assert done.returncode == 128 + signal.SIGPIPE
 
 
 def test_colour_is_left_out(mtppp: Mtppp, write: Callable[..., None]) -> None:

@@ -169,3 +169,14 @@ def test_a_file_that_would_not_load_is_an_error() -> None:
 
 def test_the_catalogue_has_the_model_of_these_tests() -> None:
     assert "zai-org/GLM-5.2-FP8" in catalogue()
+
+
+def test_a_flag_that_cannot_be_passed_on_is_named_as_the_command_has_it() -> None:
+    error = failure("vllm serve org/m --no-such-flag 3")
+    assert isinstance(error, ConfigurationError)
+    assert error.message.startswith("--no-such-flag: no vLLM that mtppp knows has such a flag")
+    assert "cluster.yaml" not in f"{error.message}{error.details}{error.hint}"
+
+
+def test_an_empty_command() -> None:
+    assert failure("").message == failure(" \n").message == "the command to import is empty"
