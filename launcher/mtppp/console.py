@@ -15,14 +15,21 @@ from rich.text import Text
 
 from mtppp.errors import MtpppError
 
+_MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+
 
 class Step:
-    """The step that is running; `note` is shown behind its title."""
+    """The step that is running; `note` is shown behind its title.
+
+    Attributes:
+        succeeded: what its mark says once it has run to its end; None when that decides nothing.
+    """
 
     def __init__(self, console: Console, title: str) -> None:
         self._console = console
         self.title = title
         self.note = ""
+        self.succeeded: bool | None = True
 
     def progress(self, text: str) -> None:
         """Say what is happening right now; on a terminal it replaces what was said before."""
@@ -46,9 +53,9 @@ class Console:
         try:
             yield step
         except BaseException:
-            self._end("✗", "red", step, started)
+            self._end(False, step, started)
             raise
-        self._end("✓", "green", step, started)
+        self._end(step.succeeded, step, started)
 
     def show_progress(self, title: str, text: str) -> None:
         line = f"{title:<14} {text}".rstrip()
@@ -59,7 +66,8 @@ class Console:
             self._print(f"  … {escape(line)}")
         self._said = text
 
-    def _end(self, mark: str, colour: str, step: Step, started: float) -> None:
+    def _end(self, succeeded: bool | None, step: Step, started: float) -> None:
+        mark, colour = _MARKS[succeeded]
         if self._status is not None:
             self._status.stop()
         seconds = time.monotonic() - started

@@ -93,6 +93,7 @@ def score(
             about={},
             progress=step.progress,
         )
-        step.note = outcome.verdict.outcome
+        step.note = outcome.verdict.headline
+        step.succeeded = outcome.verdict.passed
     options.show(outcome, as_json=as_json)
     sys.exit(outcome.verdict.exit_status)

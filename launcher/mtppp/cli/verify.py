@@ -109,7 +109,8 @@ def command(
         else:
             baseline = options.server("baseline", baseline_url, baseline_model)
             outcome = common(baseline=baseline if baseline_url else None)
-        step.note = outcome.verdict.outcome
+        step.note = outcome.verdict.headline
+        step.succeeded = outcome.verdict.passed
     options.show(outcome, as_json=as_json)
     sys.exit(outcome.verdict.exit_status)
 
@@ -122,8 +123,10 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
     """
     status = ask(target)
     if status.state != "serving":
+        problems = [f"{node.host}: {node.problem}" for node in status.nodes if node.problem]
         raise MtpppError(
             f"{status.name} is {status.state}: {status.explanation}",
+            details=problems,
             hint=_way_out(status, target.file),
         )
     parallel, speculative = target.cluster.parallel, target.cluster.speculative
@@ -148,4 +151,6 @@ def _way_out(status: DeploymentStatus, file: Path) -> str:
         )
     if status.endpoint and status.state == "unknown":
         return "verify needs the key that it was launched with"
+    if status.state == "unknown":
+        return "see that its hosts can be reached, then verify again"
     return f"launch it first: mtppp launch {file}"

@@ -60,7 +60,8 @@ class Verify(WithoutTrace):
         section = _section(deployment)
         outcome = _verified(deployment, section, step)
         verdict = outcome.verdict
-        step.note = f"{verdict.outcome}: {verdict.why[0]}"
+        step.note = f"{verdict.headline}: {verdict.why[0]}"
+        step.succeeded = verdict.passed
         if verdict.outcome == "FAIL" and section.on_fail == "stop":
             raise MtpppError(
                 f"{deployment.plan.name} does not give the baseline's model",
@@ -68,7 +69,7 @@ class Verify(WithoutTrace):
                 hint="verify.on_fail: keep would leave it running, to be looked at",
             )
         deployment.exit_status = verdict.exit_status
-        deployment.report = outcome.lines if verdict.outcome != "PASS" else []
+        deployment.report = outcome.lines if verdict.outcome != "PASS" or verdict.warnings else []
 
 
 def candidate_of(deployment: Deployment, endpoint: str) -> Server:

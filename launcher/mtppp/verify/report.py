@@ -30,8 +30,7 @@ def report(
         worst: tokens with the largest gaps, with what stands before them.
         files: what was written.
     """
-    cause = f", {verdict.cause}" if verdict.cause else ""
-    lines = [f"{verdict.outcome}{cause}  ({evidence.tier.name} tier)"]
+    lines = [f"{verdict.headline}  ({evidence.tier.name} tier)"]
     for why in verdict.why:
         lines += _wrapped("", why)
     for warning in verdict.warnings:

@@ -99,6 +99,10 @@ def junit(content: Mapping[str, Any]) -> ElementTree.ElementTree[ElementTree.Ele
     if acceptance["verdict"] == "NOT JUDGED":
         skipped += 1
         ElementTree.SubElement(drafts, "skipped", message=acceptance["why"])
+    if content["warnings"]:
+        ElementTree.SubElement(text, "system-out").text = "\n".join(
+            f"warning: {warning}" for warning in content["warnings"]
+        )
     for name, count in (("tests", 2), ("failures", failures), ("errors", errors)):
         suite.set(name, str(count))
     suite.set("skipped", str(skipped))

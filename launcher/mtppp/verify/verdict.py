@@ -211,6 +211,18 @@ class Verdict:
     next_steps: tuple[str, ...] = ()
 
     @property
+    def headline(self) -> str:
+        """The verdict in a few words."""
+        cause = f", {self.cause}" if self.cause else ""
+        doubt = ", with a warning" if self.outcome == "PASS" and self.warnings else ""
+        return f"{self.outcome}{cause}{doubt}"
+
+    @property
+    def passed(self) -> bool | None:
+        """None when it is INCONCLUSIVE."""
+        return {"PASS": True, "FAIL": False}.get(self.outcome)
+
+    @property
     def exit_status(self) -> int:
         return EXIT_STATUS[self.outcome]
 
@@ -228,7 +240,7 @@ def judge(evidence: Evidence) -> Verdict:
             next_steps=(evidence.advice,),
         )
     outcome, why, steps = decide(evidence, figures)
-    cause, because = _cause(evidence) if outcome == "FAIL" else ("", "")
+    cause, because = _cause(evidence, figures) if outcome == "FAIL" else ("", "")
     design = Design(
         evidence.tier,
         figures.requests,
@@ -430,19 +442,32 @@ def _more_of(found: int, tier: Tier) -> str:
     return f"look at the outliers below, and run --tier {larger}: it tells few from none"
 
 
-def _cause(evidence: Evidence) -> tuple[str, str]:
+def _cause(evidence: Evidence, figures: Figures) -> tuple[str, str]:
     """Which part is at fault, and why it is thought so."""
+    alpha = ALPHA / TESTS
+    if evidence.forced is not None and figures.p_forced < alpha:
+        return "weights or forward pass", "given the baseline's answers it prefers other tokens"
+    if not figures.outliers and figures.p_requests < alpha:
+        return (
+            "ends of answers",
+            "answers are empty, cut off, too long or go on after their end; no token that is there"
+            " is one that the baseline would not have emitted",
+        )
+    if not figures.outliers and figures.p_sampled < alpha:
+        return "sampling", "greedy answers are right, those at temperature 1 are not"
+    return _cause_of_outliers(evidence)
+
+
+def _cause_of_outliers(evidence: Evidence) -> tuple[str, str]:
     d = evidence.directions
     if evidence.forced is not None:
-        if p_of_tokens(evidence.forced) < ALPHA / TESTS:
-            return "weights or forward pass", "given the baseline's answers it prefers other tokens"
         return "decode or speculation", "given the baseline's answers it agrees with them"
     if evidence.itself:
         return "decode or speculation", "the candidate's own forward pass objects to its answers"
     if d is None:
         return "", "the candidate was not asked to score, so the cause is not known"
     if not d.base_cand.outliers:
-        return "sampling", "greedy answers are right, those at temperature 1 are not"
+        return "", "no answer with outliers was scored by the candidate: the cause is not known"
     itself = d.cand_cand.rate / d.base_cand.rate
     of_base = max(0.0, d.cand_base.rate - d.base_base.rate) / d.base_cand.rate
     shares = (
@@ -532,6 +557,8 @@ def _steps(cause: str, acceptance: AcceptanceVerdict) -> list[str]:
         " another layer_partition, or with tensor parallelism alone",
         "forward pass, and decode or speculation": "first find out about the forward pass: verify"
         " without the section `speculative`",
+        "ends of answers": "compare the tokens that end an answer (generation_config.json), and"
+        " look into the candidate's log for requests that were aborted",
         "sampling": "compare the samplers' settings and releases; greedy requests are right",
     }.get(cause)
     found = [steps] if steps else []

@@ -26,6 +26,7 @@ from mtppp.engine.bulk import BulkClient
 from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
+from mtppp.verify.result import junit
 from mtppp.verify.servers import Identity, Server, changed, same_server
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
@@ -98,6 +99,7 @@ def test_a_faulty_one_fails_and_the_report_shows_where(
     done = compare(candidate, baseline, tmp_path, *few)
     assert done.exit_code == 1, done.output
     assert done.stdout.startswith("FAIL, decode or speculation")
+    assert "✗ verify" in done.stderr
     assert "Worst tokens" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     result = result_of(tmp_path)
@@ -338,6 +340,34 @@ def test_a_deployment_that_does_not_run_is_not_verified(tmp_path: Path) -> None:
     assert isinstance(done.exception, MtpppError)
     assert "absent-for-verify is stopped" in done.exception.message
     assert "mtppp launch" in done.exception.hint
+
+
+def test_hosts_that_cannot_be_reached_are_what_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "away.yaml"
+    nodes = [{"host": "no-such-host.invalid", "address": "127.0.1.9", "gpus": 1}]
+    content = {"name": "away-for-verify", "model": {"id": "/models/demo"}, "nodes": nodes}
+    content["runtime"] = {"vllm": "0.32.0", "python": sys.executable}
+    file.write_text(yaml.safe_dump(content))
+    done = CliRunner().invoke(verify, [str(file)])
+    assert isinstance(done.exception, MtpppError)
+    assert "away-for-verify is unknown" in done.exception.message
+    assert "can be reached" in done.exception.hint
+    assert done.exception.details[0].startswith("no-such-host.invalid: ")
+
+
+def test_warnings_reach_junit(tmp_path: Path) -> None:
+    content = {
+        "tier": {"name": "smoke"},
+        "date": "2026-01-01",
+        "seconds": 1.0,
+        "why": [],
+        "verdict": "PASS",
+        "cause": None,
+        "acceptance": {"verdict": "AS REFERENCE", "why": ""},
+        "warnings": ["the mean gap is 0.1 nats"],
+    }
+    said = junit(content).getroot().findtext("testcase/system-out")
+    assert said == "warning: the mean gap is 0.1 nats"
 
 
 def test_a_server_behind_a_socket_is_asked_through_it(candidate: Replay) -> None:

@@ -208,6 +208,14 @@ def test_sampling_alone_can_fail() -> None:
     assert verdict(sampled=Sampled(1600, 0.01)).outcome == "PASS"
 
 
+@pytest.mark.parametrize("flag", ["empty", "truncated", "overlong", "end within"])
+def test_ends_of_answers_are_no_matter_of_sampling(flag: str) -> None:
+    directions = Directions(NONE, NONE, NONE, NONE)
+    found = verdict([judged(0, flag)] * 12, directions=directions)
+    assert (found.outcome, found.cause) == ("FAIL", "ends of answers")
+    assert "cut off" in found.why[-1]
+
+
 @pytest.mark.parametrize(
     ("cand_cand", "cand_base", "cause"),
     [
@@ -229,6 +237,7 @@ def test_a_shift_of_all_gaps_is_a_warning() -> None:
     found = verdict([shifted] * 300)
     assert found.outcome == "PASS"
     assert "mean gap" in found.warnings[0]
+    assert found.headline == "PASS, with a warning"
 
 
 @pytest.mark.parametrize(
