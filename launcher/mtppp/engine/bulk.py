@@ -84,6 +84,18 @@ class ModelCard:
     context: int
 
 
+def _is_refusal(error: BaseException) -> bool:
+    """Whether a connection failed for want of anybody who listens."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ConnectionRefusedError):
+            return True
+        if isinstance(cause, BaseExceptionGroup):
+            return all(map(_is_refusal, cause.exceptions))
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 class BulkClient:
     """Requests to one server, up to `concurrency` at a time, in an asyncio loop.
 
@@ -114,6 +126,8 @@ class BulkClient:
         self._salt = secrets.token_hex(8)
         self._requests = 0
         self._seen: set[str] = set()
+        self._answered = False
+        self._behind_socket = bool(socket)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
@@ -314,6 +328,7 @@ class BulkClient:
             try:
                 async with asyncio.timeout(self._timeout):
                     status, body, wait = await self._send(method, path, asked)
+                self._answered = True
                 if status == 200:
                     return body
                 text = body[:300].decode("utf-8", "replace")
@@ -335,6 +350,12 @@ class BulkClient:
                     f"{self.url} is not a URL of a server", hint="such as http://10.0.0.1:8000"
                 ) from None
             except httpx.HTTPError as error:
+                # One that has answered may be restarted; one that never has is not there.
+                if not self._answered and not self._behind_socket and _is_refusal(error):
+                    raise Inconclusive(
+                        f"the {self.role} at {self.url}: connection refused: nothing listens there",
+                        hint=f"start the {self.role}, or give the URL at which it serves",
+                    ) from None
                 problem = f"{error or type(error).__name__}"
             if pause is not None:
                 await self._pause(min(LONGEST_PAUSE, max(pause, wait)))

@@ -204,6 +204,19 @@ def test_urls_that_lead_nowhere(url: str, pair: tuple[Replay, Replay], tmp_path:
     assert "baseline" in output or "URL" in output
 
 
+def test_nobody_who_listens_is_told_at_once(
+    pair: tuple[Replay, Replay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PAUSES", (60.0,))
+    status, output = verify(pair, tmp_path, "--candidate-url", "http://localhost:1")
+    said = " ".join(output.split())
+    assert status == 3
+    assert "http://localhost:1: connection refused: nothing listens there" in said
+    assert "start the candidate" in said
+    assert "? verify" in output
+    assert "longest" not in output
+
+
 def test_another_model(pair: tuple[Replay, Replay], tmp_path: Path) -> None:
     pair[1].root = "/models/other"
     status, output = verify(pair, tmp_path)
