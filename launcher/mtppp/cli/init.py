@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -11,7 +14,7 @@ from mtppp.errors import ConfigurationError
 from mtppp.gpus import GPU_TYPES
 from mtppp.importer.draft import Draft, NodeDraft
 from mtppp.importer.judge import default_release, judge
-from mtppp.importer.nodes import node_of
+from mtppp.importer.nodes import node_of, note_nodes
 from mtppp.importer.translate import DEFAULT_PYTHON, name_of
 from mtppp.model.facts import ModelFacts
 
@@ -71,11 +74,13 @@ def command(
         )
     if yes and not (model and nodes):
         raise ConfigurationError("--yes asks nothing: --model and --node are needed")
-    model = model or click.prompt("Model (hub id, or path on the nodes)", err=True)
+    model = model or _prompt("Model (hub id, or path on the nodes)")
     hosts = [node_of(text) for text in nodes] or _ask_nodes()
     user = user if yes or user else _ask_user()
-    gpus = gpus or (8 if yes else click.prompt("GPUs per node", default=8, type=int, err=True))
+    guessed = [] if gpus or not yes else ["gpus"]
+    gpus = gpus or (8 if yes else _prompt("GPUs per node", default=8, type=int))
     if not (python or managed):
+        guessed += ["python"] if yes else []
         python = DEFAULT_PYTHON if yes else _ask_python()
         managed = not python
     facts, problem = facts_of(model, None, model_config)
@@ -89,15 +94,59 @@ def command(
         vllm=vllm,
         facts=facts,
     )
+    note_nodes(draft)
+    _note_guesses(draft, guessed)
     judged = judge(draft, facts, file)
     with file.open("x", encoding="utf-8") as out:
         out.write(draft.text())
     if facts is None:
-        click.echo(f"{model}: {problem}; written without knowing the model", err=True)
+        click.echo(f"{_why_unknown(model, problem)}; written without knowing the model", err=True)
     for note in judged.draft.sorted_notes():
         if note.kind in _SAID:
             click.echo(f"{note.kind}: {note.about}: {note.message}", err=True)
-    click.echo(f"{file} written", err=True)
+    kinds = {note.kind for note in judged.draft.notes}
+    first = "fill in what is named above, then" if "fill in" in kinds else "look at it with"
+    click.echo(f"{file} written; {first}: mtppp plan {shlex.quote(str(file))}", err=True)
+
+
+def _note_guesses(draft: Draft, guessed: Sequence[str]) -> None:
+    """What --yes took without being told."""
+    if "gpus" in guessed:
+        draft.comments["gpus_per_node",] = "SET THIS: how many GPUs every node has"
+        draft.note("fill in", "gpus_per_node", f"{draft.gpus} was assumed (or give --gpus)")
+    if "python" in guessed:
+        draft.comments["runtime", "python"] = "SET THIS: the Python on every node that has vLLM"
+        draft.note(
+            "fill in",
+            "runtime.python",
+            f"{draft.python} was assumed (or give --python, or --managed: mtppp installs vLLM)",
+        )
+
+
+def _why_unknown(model: str, problem: str) -> str:
+    if not model.startswith(("/", "~", ".")):
+        return problem
+    return (
+        f"{model} is not on this machine (plan it with --connect, which reads it on the nodes, or "
+        "give --model-config)"
+    )
+
+
+def _prompt(text: str, **settings: Any) -> Any:
+    """An answer; the question goes to standard error.
+
+    Raises:
+        ConfigurationError: there is nobody to answer.
+    """
+    try:
+        return click.prompt(text, err=True, **settings)
+    except click.Abort as abort:
+        if not isinstance(abort.__context__, EOFError):
+            raise
+        raise ConfigurationError(
+            "standard input ended before everything was answered",
+            hint="give --model, --node for each node, and --yes",
+        ) from None
 
 
 def first_draft(
@@ -147,11 +196,10 @@ def _ask_nodes() -> list[NodeDraft]:
     """Until an empty line."""
     nodes: list[NodeDraft] = []
     while True:
-        text = click.prompt(
+        text = _prompt(
             f"Node {len(nodes) + 1} (HOST=ADDRESS{', empty: no more' if nodes else ''})",
             default="" if nodes else None,
             show_default=False,
-            err=True,
         )
         if not text:
             return nodes
@@ -160,17 +208,16 @@ def _ask_nodes() -> list[NodeDraft]:
 
 def _ask_python() -> str:
     """ "" when mtppp is to install vLLM."""
-    answer: str = click.prompt(
+    answer: str = _prompt(
         f"Python that has vLLM, on every node, such as {DEFAULT_PYTHON} (empty: mtppp installs it)",
         default="",
         show_default=False,
-        err=True,
     )
     return answer
 
 
 def _ask_user() -> str | None:
-    answer: str = click.prompt(
-        "User on the nodes (empty: as ssh is configured)", default="", show_default=False, err=True
+    answer: str = _prompt(
+        "User on the nodes (empty: as ssh is configured)", default="", show_default=False
     )
     return answer or None

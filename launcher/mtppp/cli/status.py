@@ -60,7 +60,10 @@ def show(status: DeploymentStatus) -> None:
         click.echo(f"    {violation}")
     for node in status.nodes:
         if node.problem:
-            click.echo(f"  {node.host}: could not be asked: {node.problem}")
+            problem = node.problem.removeprefix(f"{node.host}: ")
+            click.echo(f"  {node.host}: could not be asked: {problem}")
+            if node.hint:
+                click.echo(f"    hint: {node.hint}")
             continue
         processes = ", ".join(
             f"{role} {'up' if alive else 'GONE'}" for role, alive in (node.processes or {}).items()

@@ -74,8 +74,21 @@ def _not_one_of(expected: str, value: object) -> str:
     return message + _did_you_mean(value, choices)
 
 
+# What the same is called elsewhere, and too unlike it to be found by its letters.
+_ALSO_CALLED = {
+    "identity": "identity_file",
+    "key": "identity_file",
+    "key_file": "identity_file",
+    "keyfile": "identity_file",
+    "private_key": "identity_file",
+    "ssh_key": "identity_file",
+}
+
+
 def _unknown_key(path: KeyPath) -> str:
     key, section = str(path[-1]), _section_at(path[:-1])
+    if (known := _ALSO_CALLED.get(key.lower())) in section.model_fields:
+        return f"unknown key; did you mean {shorten(str(known))}?"
     # More alike than for values: user is not serve.
     if near := _did_you_mean(key, section.model_fields, cutoff=0.7):
         return f"unknown key{near}"

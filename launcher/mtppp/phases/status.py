@@ -40,6 +40,7 @@ class NodeStatus:
     Attributes:
         host: the node, as the file calls it.
         problem: why it could not be asked; "" when it was.
+        hint: what to do about `problem`; "" when there is nothing useful to say.
         by, since: who launched the deployment and when; "" when nothing runs there.
         processes: role of each recorded process, and whether it lives.
         marked: number of live processes of the deployment.
@@ -51,6 +52,7 @@ class NodeStatus:
 
     host: str
     problem: str
+    hint: str = ""
     by: str = ""
     since: str = ""
     processes: Mapping[str, bool] | None = None
@@ -162,7 +164,7 @@ def _ask_node(name: str, index: int, node: Node) -> _Answer:
         node.transport.connect()
         found = node.look(name, index)
     except MtpppError as error:
-        return _Answer(NodeStatus(node.host, problem=error.message))
+        return _Answer(NodeStatus(node.host, problem=error.message, hint=error.hint))
     launched, held = found["launch"] or {}, found["held_by"]
     status = NodeStatus(
         node.host,

@@ -213,8 +213,12 @@ def test_a_host_that_is_not_reached_is_named(mtppp: Mtppp, write: Callable[..., 
         nodes = [{"host": "127.0.0.1", "address": "127.0.1.9", "port": port, "gpus": 16}]
         write(nodes=nodes, at_own_risk=["unlisted_family"])
         done = mtppp("launch")
+        asked = mtppp("status")
     assert done.returncode == 1
     assert "error: 127.0.0.1: " in done.stderr
+    assert f"  127.0.0.1: could not be asked: port {port}: connection refused" in asked.stdout
+    assert done.stderr.splitlines()[-1] == "hint: Is sshd running there?"
+    assert "    hint: Is sshd running there?\n" in asked.stdout
 
 
 @pytest.mark.parametrize(

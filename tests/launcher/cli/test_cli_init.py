@@ -90,3 +90,25 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
 def test_yes_needs_model_and_nodes(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--model and --node are needed"):
         run(tmp_path / "c.yaml", "--yes", "--model", "org/m")
+
+
+def test_what_was_guessed_is_marked_and_the_next_command_named(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    cluster, result = run(
+        file, "--yes", "--model", "/models/none", "--node", "a", "--node", "b=10.0.0.2"
+    )
+    assert [node.address for node in cluster.nodes] == ["192.0.2.1", "10.0.0.2"]
+    assert file.read_text().count("SET THIS") == 3
+    for key in ("nodes[0].address", "gpus_per_node", "runtime.python"):
+        assert f"fill in: {key}: " in result.stderr
+    assert result.stderr.count("/models/none is not on this machine") == 1
+    assert "--connect" in result.stderr
+    assert "hub id" not in result.stderr
+    assert result.stderr.endswith(f"then: mtppp plan {file}\n")
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="standard input ended") as raised:
+        run(tmp_path / "c.yaml", answers="org/m\n")
+    assert raised.value.hint == "give --model, --node for each node, and --yes"
+    assert not (tmp_path / "c.yaml").exists()

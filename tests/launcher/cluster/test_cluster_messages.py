@@ -43,6 +43,14 @@ UNKNOWN_KEYS = [
     ),
     (
         {},
+        ("ssh: {key: k, key_file: k}",),
+        [
+            '5: ssh.key: unknown key; did you mean "identity_file"?',
+            '5: ssh.key_file: unknown key; did you mean "identity_file"?',
+        ],
+    ),
+    (
+        {},
         ("serve: {max-model-len: 1}",),
         ["5: serve.max-model-len: unknown key; flags of vllm serve go under serve.args"],
     ),
