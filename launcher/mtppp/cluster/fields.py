@@ -89,7 +89,8 @@ def surroundings_of(info: ValidationInfo) -> Surroundings | None:
 
 
 Port = Annotated[StrictInt, Field(ge=1, le=MAX_PORT)]
-Count = Annotated[StrictInt, Field(ge=1)]
+MAX_COUNT = 1_000_000
+Count = Annotated[StrictInt, Field(ge=1, le=MAX_COUNT)]
 OperatorPath = Annotated[Path, BeforeValidator(_operator_path)]
 UserName = Annotated[
     str, matching(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*\$?", "the name of a user on the node")

@@ -20,7 +20,7 @@ MAX_DEPTH = 20
 
 # No other spelling is a number: 0755, 1_000, 0x1F and 12:30 mean different things to different
 # readers and stay text, and so does what is too long to be a size, a port or a count.
-_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,39}")
 _DECIMAL = re.compile(
     r"-?(?:0|[1-9][0-9]{0,17})?(?:\.[0-9]{1,18}(?:[eE][-+]?[0-9]{1,2})?|(?<=[0-9])[eE][-+]?[0-9]{1,2})"
 )

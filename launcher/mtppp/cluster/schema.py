@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import PurePosixPath
@@ -26,6 +25,7 @@ from pydantic import (
 )
 
 from mtppp.cluster.fields import (
+    MAX_COUNT,
     MAX_PORT,
     Count,
     FieldErrors,
@@ -594,7 +594,7 @@ class Cluster(Section):
             raise ValueError("must not be empty")
         # An invalid gpus_per_node is not in `data`; the nodes are not to blame for it.
         defaults = {
-            "gpus": info.data.get("gpus_per_node", sys.maxsize),
+            "gpus": info.data.get("gpus_per_node", MAX_COUNT),
             "gpu_type": info.data.get("gpu_type"),
         }
         return [_expand_node(node, defaults) for node in nodes]

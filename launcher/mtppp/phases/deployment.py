@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from mtppp.cluster import Cluster
+from mtppp.cluster import Cluster, load
 from mtppp.engine.client import EngineClient
-from mtppp.errors import MtpppError
+from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.facts import HostFacts
 from mtppp.hosts.node import Node
 from mtppp.model.config import ModelConfig
 from mtppp.model.facts import ModelFacts
 from mtppp.phases.environment_maker import EnvironmentMaker
 from mtppp.phases.reach import Way, find_way
+from mtppp.plan.flags import FlagError
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
 from mtppp.plan.review import Review
@@ -106,6 +108,19 @@ class Deployment:
     def reached(self) -> list[int]:
         """Indices of the nodes that are not unreachable."""
         return [index for index in range(len(self.nodes)) if index not in self.unreachable]
+
+    @contextmanager
+    def naming_lines(self) -> Iterator[None]:
+        """Say of a flag that the Plan cannot read where it stands in the file."""
+        try:
+            yield
+        except FlagError as error:
+            try:
+                source = load(self.file).source
+            except ConfigurationError:  # not the file any more that the deployment is of
+                raise error from None
+            where = f"{source.path}:{source.line_of(error.key_path)}"
+            raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
 
     @property
     def plan(self) -> Plan:

@@ -86,7 +86,9 @@ def refuse_early(deployment: Deployment) -> None:
     """
     cluster, model = deployment.cluster, deployment.model
     assert model is not None
-    refuse(f"{model.model_type} on vLLM {cluster.runtime.vllm}", early_refusals(cluster, model))
+    with deployment.naming_lines():
+        refusals = early_refusals(cluster, model)
+    refuse(f"{model.model_type} on vLLM {cluster.runtime.vllm}", refusals)
 
 
 def _on_this_side(model: Model) -> ModelConfig | None:

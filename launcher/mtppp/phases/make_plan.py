@@ -47,12 +47,13 @@ def make_plan(deployment: Deployment) -> Review:
     assert deployment.config is not None
     assert deployment.model is not None
     compare_nodes(deployment.config, hosts, deployment.facts)
-    deployment.reviewed = review(
-        cluster,
-        model=deployment.model,
-        bundle=deployment.plugins.name,
-        facts=deployment.facts,
-    )
+    with deployment.naming_lines():
+        deployment.reviewed = review(
+            cluster,
+            model=deployment.model,
+            bundle=deployment.plugins.name,
+            facts=deployment.facts,
+        )
     return deployment.reviewed
 
 

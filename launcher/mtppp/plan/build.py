@@ -8,7 +8,6 @@ from typing import Any
 
 from mtppp.cluster import Cluster
 from mtppp.cluster.source import describe
-from mtppp.errors import ConfigurationError
 from mtppp.hosts.facts import HostFacts
 from mtppp.model.facts import ModelFacts
 from mtppp.plan import commands, directories, flags
@@ -148,7 +147,7 @@ def max_model_len(value: object) -> int | None:
     """What vLLM reads in --max-model-len: 131072, "128K", "1.5k"; None: the engine chooses.
 
     Raises:
-        ConfigurationError: it is neither a length nor what makes the engine choose.
+        FlagError: it is neither a length nor what makes the engine choose.
     """
     if value is None or value in (-1, "auto"):
         return None
@@ -156,9 +155,9 @@ def max_model_len(value: object) -> int | None:
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmKM]?)", text)
     length = float(found[1]) * _THOUSANDS[found[2]] if found else 0
     if isinstance(value, bool) or length < 1 or length % 1:
-        raise ConfigurationError(
-            f"serve.args.max-model-len: must be a number of tokens, such as 131072 or 128K; "
-            f"is {describe(value)}"
+        raise flags.FlagError(
+            "max-model-len",
+            f"must be a number of tokens, such as 131072 or 128K; is {describe(value)}",
         )
     return int(length)
 

@@ -50,12 +50,12 @@ def stage_gpus(
 
 
 def _smallest_gpu(cluster: Cluster, facts: Sequence[HostFacts], nodes: set[int]) -> Gpu | None:
+    share = flags.share(cluster.serve.args, "gpu-memory-utilization")
     if cluster.runtime.device == "cpu" or not all(facts[node].gpus for node in nodes):
         return None
     return Gpu(
         memory=min(gpu.memory for node in nodes for gpu in facts[node].gpus),
-        utilisation=flags.share(cluster.serve.args, "gpu-memory-utilization")
-        or DEFAULT_UTILISATION,
+        utilisation=share or DEFAULT_UTILISATION,
     )
 
 

@@ -9,15 +9,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtppp.cluster.source import describe
+from mtppp.cluster.source import KeyPath, describe
 from mtppp.errors import ConfigurationError
+
+
+class FlagError(ConfigurationError):
+    """A flag whose value the Plan cannot read.
+
+    Attributes:
+        key_path: the flag's, in the file.
+    """
+
+    def __init__(self, flag: str, problem: str) -> None:
+        super().__init__(
+            f"serve.args.{flag}: {problem}",
+            hint="the Plan depends on this flag, so it is not left to vLLM to read it",
+        )
+        self.key_path: KeyPath = ("serve", "args", flag)
 
 
 def switch(args: Mapping[str, Any], flag: str) -> bool:
     """Whether a flag is on; off when the file says nothing.
 
     Raises:
-        ConfigurationError: its value is of another kind; likewise below.
+        FlagError: its value is of another kind; likewise below.
     """
     return bool(_typed(args, flag, "true or false", lambda value: isinstance(value, bool)))
 
@@ -51,8 +66,5 @@ def text(args: Mapping[str, Any], flag: str) -> str | None:
 def _typed(args: Mapping[str, Any], flag: str, kind: str, holds: Callable[[Any], bool]) -> Any:
     value = args.get(flag)
     if value is not None and not holds(value):
-        raise ConfigurationError(
-            f"serve.args.{flag}: must be {kind}; is {describe(value)}",
-            hint="the Plan depends on this flag, so it is not left to vLLM to read it",
-        )
+        raise FlagError(flag, f"must be {kind}; is {describe(value)}")
     return value

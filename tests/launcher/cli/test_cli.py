@@ -226,15 +226,26 @@ def test_a_host_that_is_not_reached_is_named(mtppp: Mtppp, write: Callable[..., 
     [
         ({"data-parallel-size": "2"}, "serve.args.data-parallel-size: must be a whole number"),
         ({"enable-eplb": "no"}, "serve.args.enable-eplb: must be true or false"),
+        ({"max-model-len": "1e400"}, "serve.args.max-model-len: must be a number of tokens"),
+        ({"gpu-memory-utilization": 92}, "serve.args.gpu-memory-utilization: must be a number"),
     ],
 )
 def test_a_flag_of_the_wrong_kind(
-    mtppp: Mtppp, write: Callable[..., None], args: dict[str, Any], said: str
+    mtppp: Mtppp, write: Callable[..., None], tmp_path: Path, args: dict[str, Any], said: str
 ) -> None:
     write(serve={"args": args})
-    done = mtppp("launch")
+    line = 1 + (tmp_path / "cluster.yaml").read_text().splitlines().index("  args:") + 1
+    done = mtppp("plan")
     assert done.returncode == 2
-    assert f"error: {said}" in done.stderr
+    assert f"error: cluster.yaml:{line}: {said}" in done.stderr
+
+
+def test_a_number_that_is_too_large(mtppp: Mtppp, write: Callable[..., None]) -> None:
+    write(serve={"port": int("9" * 23)}, gpus_per_node=int("9" * 23))
+    done = mtppp("plan")
+    assert f"serve.port: must be at most 65535; is {'9' * 23}" in done.stderr
+    assert f"gpus_per_node: must be at most 1000000; is {'9' * 23}" in done.stderr
+    assert "error: cluster.yaml has 2 problems" in done.stderr
 
 
 @pytest.mark.parametrize(
