@@ -77,6 +77,7 @@ def _plan(cluster: Cluster, plugins: PluginBundle) -> Plan:
 
     Raises:
         Refused: a launch would refuse it.
+        ConfigurationError: the file still holds placeholders.
     """
     model = cluster.model
     config = find_config(str(model.config) if model.config else model.id, revision=model.revision)
@@ -91,6 +92,12 @@ def _plan(cluster: Cluster, plugins: PluginBundle) -> Plan:
     ]
     reviewed = review(cluster, model=read_facts(config.values), bundle=plugins.name, facts=hosts)
     refuse(reviewed.subject, reviewed.refusals)
+    if reviewed.placeholders:
+        raise ConfigurationError(
+            f"the file is not filled in: {reviewed.placeholders[0]}",
+            details=reviewed.placeholders[1:],
+            hint="set it in the file and export again",
+        )
     return reviewed.plan
 
 

@@ -106,7 +106,8 @@ def command(
             click.echo(f"{note.kind}: {note.about}: {note.message}", err=True)
     kinds = {note.kind for note in judged.draft.notes}
     first = "fill in what is named above, then" if "fill in" in kinds else "look at it with"
-    click.echo(f"{file} written; {first}: mtppp plan {shlex.quote(str(file))}", err=True)
+    on_nodes = "--connect " if facts is None and _is_path(model) else ""
+    click.echo(f"{file} written; {first}: mtppp plan {on_nodes}{shlex.quote(str(file))}", err=True)
 
 
 def _note_guesses(draft: Draft, guessed: Sequence[str]) -> None:
@@ -124,12 +125,16 @@ def _note_guesses(draft: Draft, guessed: Sequence[str]) -> None:
 
 
 def _why_unknown(model: str, problem: str) -> str:
-    if not model.startswith(("/", "~", ".")):
+    if not _is_path(model):
         return problem
     return (
         f"{model} is not on this machine (plan it with --connect, which reads it on the nodes, or "
         "give --model-config)"
     )
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith(("/", "~", "."))
 
 
 def _prompt(text: str, **settings: Any) -> Any:
@@ -143,6 +148,7 @@ def _prompt(text: str, **settings: Any) -> Any:
     except click.Abort as abort:
         if not isinstance(abort.__context__, EOFError):
             raise
+        click.echo(err=True)  # below the question
         raise ConfigurationError(
             "standard input ended before everything was answered",
             hint="give --model, --node for each node, and --yes",

@@ -188,6 +188,9 @@ def test_what_was_never_filled_in_is_not_launched(mtppp: Mtppp, write: Callable[
     assert "Nothing speaks against" not in planned.stdout
     assert "cluster.yaml is not filled in: nodes[1].address: 192.0.2.2" in launched.stderr
     assert "connect" not in launched.stderr
+    exported = mtppp("export", "cluster.yaml")
+    assert exported.returncode == 2
+    assert "not filled in: nodes[1].address" in exported.stderr
 
 
 def test_a_risk_that_is_spelled_out_goes_ahead(mtppp: Mtppp, write: Callable[..., None]) -> None:

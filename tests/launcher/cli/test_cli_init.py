@@ -104,7 +104,7 @@ def test_what_was_guessed_is_marked_and_the_next_command_named(tmp_path: Path) -
     assert result.stderr.count("/models/none is not on this machine") == 1
     assert "--connect" in result.stderr
     assert "hub id" not in result.stderr
-    assert result.stderr.endswith(f"then: mtppp plan {file}\n")
+    assert result.stderr.endswith(f"then: mtppp plan --connect {file}\n")
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
