@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
@@ -214,6 +215,26 @@ def test_answers_are_judged_elsewhere_as_at_once(
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("PASS")
     assert result_of(Path(there))["identity"]["candidate"]["model"] == "demo-glm4-moe"
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (answers, ["export", "--candidate-url"]),
+        (baselines, ["record", "--baseline-url"]),
+    ],
+    ids=["export", "record"],
+)
+def test_what_is_kept_of_a_server_is_finished_once(
+    command: click.Command, arguments: list[str], baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    there = [*arguments, baseline.url, "-o", str(tmp_path / "out"), *few]
+    assert CliRunner().invoke(command, there).exit_code == 0
+    kept = (tmp_path / "out" / "record.jsonl").read_bytes()
+    done = CliRunner().invoke(command, there)
+    assert isinstance(done.exception, ConfigurationError)
+    assert "finished" in done.exception.message
+    assert (tmp_path / "out" / "record.jsonl").read_bytes() == kept
 
 
 def test_what_is_no_export_is_refused(baseline: Replay, tmp_path: Path) -> None:
