@@ -11,7 +11,8 @@
         ├── HostTimeout
         └── Locked
 
-Ctrl-C ends with 130. An error says what failed, where and why; `hint` says what to do.
+Ctrl-C ends with 130, a reader of the output that is gone with 141. An error says what failed, where
+and why; `hint` says what to do.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def cli() -> None:
     """Launch vLLM over several hosts with pipeline parallelism and MTP, and prove it is right.
 
     Exit status: 0 done or PASS, 1 failed or FAIL, 2 invalid usage or configuration,
-    3 inconclusive, 4 refused as unsafe, 130 interrupted.
+    3 inconclusive, 4 refused as unsafe, 130 interrupted, 141 nobody reads the output.
     """
 
 
