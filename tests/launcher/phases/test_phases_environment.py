@@ -23,7 +23,7 @@ from mtppp.runtime.lock import parse_lock
 from mtppp.runtime.runtime import runtime_of
 
 # Each makes a virtual environment or two, seconds of work on an idle machine.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(f"/var/tmp/mtppp-{os.getuid()}")
 

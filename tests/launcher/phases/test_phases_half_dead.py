@@ -35,6 +35,8 @@ from mtppp.phases.stop import STOP
 from mtppp.plan.plan import NodePlan
 from mtppp_patches.observations import DRAFT_IDS, FILE, Ledger
 
+pytestmark = pytest.mark.slow
+
 Deploy = Callable[..., Deployment]
 
 # A server that is healthy. MODE: a token comes; none does; none does for us, and many for others.

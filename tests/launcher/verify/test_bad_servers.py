@@ -15,6 +15,8 @@ from mtppp.cli.verify import command
 from mtppp.engine import bulk
 from mtppp.errors import MtpppError
 
+pytestmark = pytest.mark.slow
+
 Answer = tuple[int, bytes] | None
 
 

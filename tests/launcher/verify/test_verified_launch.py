@@ -24,6 +24,8 @@ from mtppp.phases.verify import FindBaseline, Verify, candidate_of
 from mtppp.plan.review import Review
 from mtppp.verify.prompts import own_set
 
+pytestmark = pytest.mark.slow
+
 Launched = Callable[..., Deployment]
 
 
