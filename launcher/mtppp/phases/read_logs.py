@@ -26,7 +26,7 @@ _WORKER = re.compile(
     r"\(Worker(?:_DP\d+)?(?:_PP(?P<stage>\d+))?(?:_PCP\d+)?(?:_TP(?P<tensor>\d+))?"
 )
 # What Ray has sent from a worker to the server's log; the first node's have no address.
-_SENT = re.compile(r"\((?:RayWorkerProc|\w*Worker\w*) pid=\d+(?:, ip=(?P<address>[^)]+))?\) ")
+_SENT = re.compile(r"\((?:RayWorkerProc|\w*Worker\w*) pid=\d+(?:, ip=(?P<address>[^)]+))?\)(?: |$)")
 _PID = re.compile(r"-(\d+)\.(?:out|err)$")
 _MARKS = (":job_id:", ":actor_name:", ":task_name:")
 

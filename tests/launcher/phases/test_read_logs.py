@@ -17,6 +17,7 @@ SERVER = """\
 \x1b[36m(RayWorkerProc pid=20809)\x1b[0m (Worker_PP0 pid=20809) INFO 11-29 15:32:19 [a.py:1] loads
 \x1b[36m(RayWorkerProc pid=32363, ip=127.0.0.2)\x1b[0m (Worker_PP1 pid=32363) INFO 11-29 15:32:20\
  [a.py:1] loads [repeated 2x across cluster]
+\x1b[36m(RayWorkerProc pid=20809)\x1b[0m
 (APIServer pid=21609) INFO 11-29 15:32:28 [entry.py:140] Starting vLLM server
 """
 RANK_0 = """\
