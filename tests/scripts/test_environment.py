@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "environment"
 VERSION = "1.2.3"  # no release that the script has further pins for

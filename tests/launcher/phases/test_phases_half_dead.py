@@ -35,7 +35,7 @@ from mtppp.phases.stop import STOP
 from mtppp.plan.plan import NodePlan
 from mtppp_patches.observations import DRAFT_IDS, FILE, Ledger
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 Deploy = Callable[..., Deployment]
 

@@ -15,7 +15,7 @@ from mtppp.cli.verify import command
 from mtppp.engine import bulk
 from mtppp.errors import MtpppError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 Answer = tuple[int, bytes] | None
 

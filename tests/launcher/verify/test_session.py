@@ -30,7 +30,7 @@ from mtppp.verify.prompts import own_set
 from mtppp.verify.result import junit
 from mtppp.verify.servers import Identity, Server, changed, same_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 METRICS = """vllm:spec_decode_num_drafts_total{{engine="0"}} {drafts}
 vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {first}

@@ -24,7 +24,7 @@ from mtppp.phases.verify import FindBaseline, Verify, candidate_of
 from mtppp.plan.review import Review
 from mtppp.verify.prompts import own_set
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 Launched = Callable[..., Deployment]
 
