@@ -5,6 +5,7 @@ Standard library only: it runs on the system's python3 before anything is instal
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -18,6 +19,8 @@ VENV = ROOT / ".venv"
 MARKER = VENV / "mtppp-setup"
 # program -> Debian package
 LAB_PROGRAMS = {"sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2"}
+# library -> Debian package; what vLLM's compiled parts for CPUs link to and wheels do not bring
+VLLM_LIBRARIES = {"libnuma.so.1": "libnuma1"}
 
 
 class SetupError(Exception):
@@ -62,10 +65,27 @@ def virtual_environment(extra: str | None) -> Path:
     return binaries
 
 
-def debian_packages(programs: Mapping[str, str]) -> None:
-    """Install the Debian packages of programs that are missing; needs root for that."""
+def lab_packages() -> None:
+    """Install the Debian packages of the lab's programs that are missing; needs root for that."""
     search = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    missing = sorted({p for name, p in programs.items() if not shutil.which(name, path=search)})
+    install({p for name, p in LAB_PROGRAMS.items() if not shutil.which(name, path=search)})
+
+
+def loadable(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def install(packages: set[str]) -> None:
+    """Install Debian packages, if any.
+
+    Raises:
+        SetupError: naming them, where there is no root or no apt-get.
+    """
+    missing = sorted(packages)
     if not missing:
         return
     if os.geteuid() != 0 or not shutil.which("apt-get"):
@@ -79,7 +99,8 @@ def debian_packages(programs: Mapping[str, str]) -> None:
 
 
 def vllm_environment(release: str) -> Path:
-    """The python of a vLLM environment, made if need be."""
+    """The python of a vLLM environment, made if need be, with the libraries it needs."""
+    install({package for name, package in VLLM_LIBRARIES.items() if not loadable(name)})
     made = subprocess.run(
         [sys.executable, str(ROOT / "scripts/environment"), release],
         stdout=subprocess.PIPE,
