@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -169,10 +170,8 @@ def test_a_rank_that_runs_another_step_ends_the_engine_when_told_so(
         if done.returncode == 0:
             with pytest.raises(httpx.HTTPError):
                 complete_many(20)
-        [run_directory] = Path("/var/tmp").glob(f"mtppp-{os.getuid()}/{NAME}/0")
-        counts = json.loads((run_directory / "invariants.json").read_text())
-        log = (run_directory / "server.log").read_text()
-    assert counts["violations"][SAME_STEP] > 0
-    assert sum(counts["violations"].values()) == counts["violations"][SAME_STEP]
-    assert f"invariant {SAME_STEP} does not hold in step" in log
+    # A launch that fails stops what it started, and the counts go with it; the logs stay.
+    [run_directory] = Path("/var/tmp").glob(f"mtppp-{os.getuid()}/{NAME}/0")
+    log = (run_directory / "server.log").read_text()
+    assert set(re.findall(r"invariant (\w+) does not hold in step", log)) == {SAME_STEP}
     assert "The ranks do not compute one model; stopping" in log
