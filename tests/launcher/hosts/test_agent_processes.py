@@ -217,6 +217,7 @@ def test_a_number_that_another_process_has_now_is_not_ours(
     foreign = spawn()
     entry = start(directory, FOREVER)
     kill(entry["pid"])
+    wait_for(lambda: not is_alive(entry["pid"]), "its end")
     record = Path(directory, "processes.json")
     # As if ours had ended and its number had been given out again since.
     record.write_text(json.dumps([{**entry, "role": "server", "pid": foreign.pid}]))
