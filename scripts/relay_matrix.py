@@ -44,9 +44,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests" / "faults")]
+sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", "tests/faults")]
 
-from mtppp.plan.plugins import bundle  # noqa: E402
+from cpu_engine import engine_environment  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
@@ -374,29 +374,13 @@ class Laboratory:
         if arm.fault:
             packages.insert(0, "mtppp_faults")
             variables["TEST_FAULT"] = arm.fault
-        plugins = bundle(packages)
-        for path, content in plugins.files.items():
-            file = directory / "plugins" / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
         return {
             **os.environ,
+            **engine_environment(packages, directory),
             **variables,
-            "PYTHONPATH": str(directory / "plugins"),
-            "MTPPP_DEPLOYMENT": "relay-matrix",
-            "MTPPP_DEVICE": "cpu",
             "MTPPP_ENGINE": self._spec(arm).to_json(),
-            "MTPPP_RUN_DIR": str(directory),
             # The engine core in the script's own process: it then steps when it is told to.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "HF_HUB_OFFLINE": "1",
             "VLLM_LOGGING_LEVEL": "WARNING",
         }
 

@@ -36,11 +36,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches"), str(ROOT / "tests" / "faults")]
+sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", "tests/faults")]
 
 from mtppp_faults.faults import VARIABLE as FAULT_VARIABLE  # noqa: E402
 
-from mtppp.plan.plugins import bundle  # noqa: E402
+from cpu_engine import engine_environment  # noqa: E402
 from mtppp.verify.prompts import own_set  # noqa: E402
 from mtppp.verify.run import Settings  # noqa: E402
 from mtppp.verify.servers import Server  # noqa: E402
@@ -339,11 +339,6 @@ def environment(arm: Arm, directory: Path) -> dict[str, str]:
     if arm.as_shipped:
         return {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     packages = [*(["mtppp_faults"] if arm.fault else []), "mtppp_patches", "mtppp_cpu"]
-    plugins = bundle(packages)
-    for path, content in plugins.files.items():
-        file = directory / "plugins" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
     spec = EngineSpec(
         arm.release,
         json.loads((MODEL / "config.json").read_text())["model_type"],
@@ -354,13 +349,8 @@ def environment(arm: Arm, directory: Path) -> dict[str, str]:
     )
     spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
     return {
-        "PYTHONPATH": str(directory / "plugins"),
-        "MTPPP_DEPLOYMENT": "verify-matrix",
-        "MTPPP_DEVICE": "cpu",
+        **engine_environment(packages, directory),
         "MTPPP_ENGINE": spec.to_json(),
-        "MTPPP_RUN_DIR": str(directory),
-        "TRITON_INTERPRET": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
         **({FAULT_VARIABLE: arm.fault} if arm.fault else {}),
     }
 

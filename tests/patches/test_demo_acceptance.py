@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mtppp.plan.plugins import bundle
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 
-MODELS = Path(__file__).resolve().parents[2] / "cluster_configs" / "models"
+from cpu_engine import engine_environment  # noqa: E402
+
+MODELS = ROOT / "cluster_configs" / "models"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -48,11 +52,6 @@ json.dump({
 def test_every_position_is_accepted_and_rejected(
     model: str, block_size: int, vllm_python: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    plugins = bundle(["mtppp_cpu"])
-    for path, content in plugins.files.items():
-        file = tmp_path / "plugins" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
     prompts = tmp_path / "prompts.json"
     pinned = json.loads((MODELS / "demo-prompts.json").read_text(encoding="utf-8"))["prompts"]
     prompts.write_text(json.dumps(pinned), encoding="utf-8")
@@ -69,18 +68,8 @@ def test_every_position_is_accepted_and_rejected(
         ],
         env={
             **os.environ,
-            "PYTHONPATH": str(tmp_path / "plugins"),
-            "MTPPP_DEPLOYMENT": "acceptance",
-            "MTPPP_DEVICE": "cpu",
+            **engine_environment(["mtppp_cpu"], tmp_path),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_USE_V2_MODEL_RUNNER": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "VLLM_HOST_IP": "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "HF_HUB_OFFLINE": "1",
         },
         check=True,
     )

@@ -25,7 +25,7 @@ NOT_CARRIED_OVER = (
 TOKEN_FILE = "ray-token"  # noqa: S105 - a file name
 CONFIG_ROOT = "vllm-config"
 
-_CPU = {
+CPU_HOST = {
     # Asks mtppp_cpu to load; it refuses where there is a GPU.
     "MTPPP_DEVICE": "cpu",
     # The V2 runner's kernels are Triton's: without a GPU they are interpreted, and compiling the
@@ -38,6 +38,7 @@ _CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
+"""Variables of every process on a host without a GPU."""
 
 
 def node_environment(
@@ -99,5 +100,5 @@ def node_environment(
     }
     if layer_partition:
         planned["VLLM_PP_LAYER_PARTITION"] = ",".join(str(n) for n in layer_partition)
-    chosen = {**_CPU, **user} if device == "cpu" else dict(user)
+    chosen = {**CPU_HOST, **user} if device == "cpu" else dict(user)
     return {**chosen, **planned}
