@@ -258,34 +258,28 @@ def test_output_that_cannot_be_written(
     environment: dict[str, str], tmp_path: Path, write: Callable[..., None], arguments: list[str]
 ) -> None:
     write()
-    command = [sys.executable, "-m", "mtppp", *arguments]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command,
+
+    def run(output: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "mtppp", *arguments],
             cwd=tmp_path,
             env=environment,
-            stdout=full,
+            stdout=output,
             stderr=subprocess.PIPE,
             text=True,
             timeout=100,
             check=False,
         )
+
+    with Path("/dev/full").open("w") as full:
+        done = run(full.fileno())
     *_, last = done.stderr.splitlines()
     assert "Traceback" not in done.stderr
     assert last == "error: standard output cannot be written: No space left on device"
     assert done.returncode == 1
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run(writing)
     os.close(writing)
     assert "error" not in done.stderr.lower()
     assert done.returncode == 128 + signal.SIGPIPE

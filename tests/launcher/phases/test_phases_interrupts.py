@@ -131,21 +131,16 @@ def test_what_changes_nothing_is_not_waited_for(start: Start) -> None:
     process.says("cleaning")
 
 
-def test_twice_while_cleaning_up_lets_go(start: Start) -> None:
-    process = start("fail")
-    process.says("started", "cleaning")
+@pytest.mark.parametrize(
+    ("what", "meanwhile", "second"),
+    [("fail", "cleaning", signal.SIGINT), ("act", "working", signal.SIGTERM)],
+)
+def test_twice_lets_go(start: Start, what: str, meanwhile: str, second: signal.Signals) -> None:
+    process = start(what)
+    process.says("started", meanwhile)
     process.send(signal.SIGINT)
     process.shows(STOPPING)
-    process.send(signal.SIGINT)
-    process.says("raised Detached")
-
-
-def test_twice_while_something_is_under_way_lets_go(start: Start) -> None:
-    process = start("act")
-    process.says("started", "working")
-    process.send(signal.SIGINT)
-    process.shows(STOPPING)
-    process.send(signal.SIGTERM)
+    process.send(second)
     process.says("raised Detached")
 
 
