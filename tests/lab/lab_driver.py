@@ -16,7 +16,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SCRIPT = CHECKOUT / "scripts" / "lab"
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "mtppp"
+CACHE = Path(os.environ.get("MTPPP_CACHE") or Path.home() / ".cache" / "mtppp")
 HOSTS = 3
 
 
