@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from lab_driver import SCRIPT, Lab, require_root
@@ -355,7 +356,7 @@ TOOLS = ("ip", "nsenter", "ssh-keygen", "mount", "sshd")
 GATE = """\
 #!/bin/sh
 echo {tool} >> {directory}/calls
-[ "$(wc -l < {directory}/calls)" -ge {nth} ] || exec {real} "$@"
+[ "$(grep -cx '{counted}' {directory}/calls)" -ge {nth} ] || exec {real} "$@"
 set -o noclobber
 true 2>&- > {directory}/reached || exec {real} "$@"
 waited=0
@@ -368,15 +369,19 @@ exec {real} "$@"
 
 
 class GatedUp:
-    """`up 2`, which holds at the nth call of a tool until let through."""
+    """`up 2`, which holds at the nth call of a tool, or of any, until let through."""
 
-    def __init__(self, lab: Lab, directory: Path, nth: int) -> None:
+    def __init__(self, lab: Lab, directory: Path, nth: int, tool: str | None) -> None:
         self.directory = directory
         self.trace = str(directory)
-        for tool in TOOLS:
-            real = shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-            stand_in = directory / tool
-            stand_in.write_text(GATE.format(tool=tool, directory=directory, nth=nth, real=real))
+        for name in TOOLS:
+            real = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+            stand_in = directory / name
+            stand_in.write_text(
+                GATE.format(
+                    tool=name, counted=tool or ".*", directory=directory, nth=nth, real=real
+                )
+            )
             stand_in.chmod(0o755)
         self.process = subprocess.Popen(
             # Shared: hosts' inits go on finding the stand-ins when they have their own /tmp.
@@ -403,7 +408,8 @@ class GatedUp:
         return self.process.returncode, messages
 
 
-HoldUp = Callable[[int], GatedUp]
+class HoldUp(Protocol):
+    def __call__(self, nth: int, tool: str | None = None) -> GatedUp: ...
 
 
 @pytest.fixture
@@ -411,8 +417,8 @@ def hold_up(spare_lab: Lab, tmp_path: Path) -> Iterator[HoldUp]:
     """Starts `up` and holds it at the nth call; ends what the test leaves of it."""
     held: list[GatedUp] = []
 
-    def hold(nth: int) -> GatedUp:
-        held.append(GatedUp(spare_lab, tmp_path, nth))
+    def hold(nth: int, tool: str | None = None) -> GatedUp:
+        held.append(GatedUp(spare_lab, tmp_path, nth, tool))
         held[-1].wait()
         return held[-1]
 
@@ -469,7 +475,7 @@ class TestKilledHalfWay:
     def test_up_does_not_wait_for_hosts_whose_switch_died(
         self, spare_lab: Lab, hold_up: HoldUp
     ) -> None:
-        up = hold_up(48)  # the last one: an sshd, when the network is set up
+        up = hold_up(2, "sshd")  # the last host's, when all of the network is set up
         kill_member(spare_lab, "switch")
         up.let_through()
         status, messages = up.finish()
