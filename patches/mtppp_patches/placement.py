@@ -11,6 +11,7 @@ group with one bundle per rank, pinned to its node; and EngineCore finds that gr
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -62,6 +63,7 @@ def create(placement: Mapping[str, Any], timeout: float) -> str | None:
         if time.monotonic() > deadline:
             return problem
         time.sleep(0.2)
+    _remove(placement["group"])
     group = placement_group(
         bundles(addresses), strategy="PACK", name=placement["group"], lifetime="detached"
     )
@@ -69,6 +71,14 @@ def create(placement: Mapping[str, Any], timeout: float) -> str | None:
         remove_placement_group(group)
         return "all nodes are there, but Ray could not reserve a GPU for every rank"
     return None
+
+
+def _remove(group: str) -> None:
+    """Remove the group of a server that has ended, whose Ray has lived on."""
+    from ray.util import get_placement_group, remove_placement_group
+
+    with contextlib.suppress(ValueError):  # there is none
+        remove_placement_group(get_placement_group(group))
 
 
 def missing(needed: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> str | None:

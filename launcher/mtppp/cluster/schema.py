@@ -570,6 +570,17 @@ class Cluster(Section):
             "deployment is not proven to be right; `status` and every report say so."
         ),
     )
+    recovery: Literal["everything", "missing"] = Field(
+        default="everything",
+        description=(
+            "What `mtppp launch` does with a deployment that had been launched and of which a part "
+            "has ended. `everything` stops what is left and starts all of it anew. `missing` lets "
+            "Ray live on where it lives: the server is started anew with its ranks, which live and "
+            "die together, and so is Ray of nodes that have lost it. Where the first node's Ray "
+            "has ended, or something hangs, everything is restarted all the same, and the launch "
+            "says so."
+        ),
+    )
     protect: bool = Field(
         default=False,
         description=(

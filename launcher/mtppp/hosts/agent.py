@@ -385,25 +385,31 @@ def _tail(path: str, limit: int) -> str:
         return ""
 
 
-def op_clear(directory: str, ray_directory: str, names: Sequence[str]) -> dict[str, Any]:
-    """After the processes have ended: remove these names from a run directory, and Ray's temp-dir.
+def op_clear(directory: str, ray_directory: str | None, names: Sequence[str]) -> dict[str, Any]:
+    """After the processes have ended: remove these names from a run directory, and Ray's temp-dir,
+    if that is given.
 
     Ray's logs are moved into the run directory, for whoever asks why it failed.
     """
     _require_own(directory)
-    _require_own(ray_directory)
     for name in names:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise AgentError("%r is not a name in a directory" % name)
+    if ray_directory is not None:
+        _clear_ray(directory, ray_directory)
+    for name in names:
+        _remove(os.path.join(directory, name))
+    return {}
+
+
+def _clear_ray(directory: str, ray_directory: str) -> None:
+    _require_own(ray_directory)
     sessions = sorted(glob.glob(os.path.join(ray_directory, "session_2*", "logs")))
     if sessions and os.path.isdir(directory):
         kept = os.path.join(directory, "ray-logs")
         _remove(kept)
         shutil.move(sessions[-1], kept)
     _remove(ray_directory)
-    for name in names:
-        _remove(os.path.join(directory, name))
-    return {}
 
 
 def _remove(path: str) -> None:
@@ -576,15 +582,20 @@ def op_processes(directory: str) -> dict[str, Any]:
     }
 
 
-def op_stop(directory: str, grace: Mapping[str, float], segments_file: str) -> dict[str, Any]:
+def op_stop(
+    directory: str, grace: Mapping[str, float], segments_file: str, keep: Sequence[str] = ()
+) -> dict[str, Any]:
     """End all that belongs to a run directory; then its shared memory.
 
     A recorded process whose role is in `grace` gets SIGTERM and so many seconds to end what it
     has begun. Everything else is killed at once: nothing of its state is kept. A file in the run
     directory may list further segments known to be ours, of processes that died before.
+
+    Recorded processes whose role is in `keep` live on, with all in their process groups: of Ray
+    that is what it consists of, and not the workers that run in it. Records are then of them alone.
     """
     _require_own(directory)
-    owned = _owned(directory)
+    owned = _owned(directory, keep)
     running = len(owned)
     segments = {*_listed(os.path.join(directory, segments_file)), *_shared_memory(owned)}
     for entry in _recorded(directory):
@@ -594,14 +605,16 @@ def op_stop(directory: str, grace: Mapping[str, float], segments_file: str) -> d
     killed: dict[int, str] = {}
     deadline = time.monotonic() + 20
     while True:
-        owned = _owned(directory)
+        owned = _owned(directory, keep)
         segments.update(_shared_memory(owned))
         if not owned or time.monotonic() > deadline:
             break
         killed.update((pid, _command(pid)) for pid in owned if pid not in killed)
         for pid in owned:
             _signal(pid, signal.SIGKILL)
-        _wait_until(lambda: not _owned(directory), 2)
+        _wait_until(lambda: not _owned(directory, keep), 2)
+    if keep:
+        _record(directory, [entry for entry in _recorded(directory) if _is_alive(entry)])
     return {
         "running": running,
         "killed": list(killed.values()),
@@ -610,11 +623,14 @@ def op_stop(directory: str, grace: Mapping[str, float], segments_file: str) -> d
     }
 
 
-def _owned(directory: str) -> list[int]:
+def _owned(directory: str, keep: Sequence[str] = ()) -> list[int]:
     """The live processes of a run directory: those that bear its mark, and those recorded, even if
-    one of these has overwritten its environment."""
-    recorded = [entry["pid"] for entry in _recorded(directory) if _is_alive(entry)]
-    return sorted({*_marked(directory), *recorded})
+    one of these has overwritten its environment; without the process groups of the roles in `keep`.
+    """
+    recorded = [entry for entry in _recorded(directory) if _is_alive(entry)]
+    kept = {entry["pid"] for entry in recorded if entry["role"] in keep}
+    owned = {*_marked(directory), *(entry["pid"] for entry in recorded)}
+    return sorted(pid for pid in owned if not kept or _group(pid) not in kept)
 
 
 def _recorded(directory: str) -> list[dict[str, Any]]:
@@ -638,6 +654,14 @@ def _start_time(pid: int) -> int | None:
             # The command name, in parentheses, may hold spaces and parentheses itself.
             return int(f.read().rpartition(")")[2].split()[19])
     except (OSError, IndexError, ValueError):
+        return None
+
+
+def _group(pid: int) -> int | None:
+    """The process group; None when there is no such process."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
         return None
 
 

@@ -136,8 +136,8 @@ class Node:
         answer = self._ask({"op": "read", "pattern": pattern, "limit": limit}, timeout=60)
         return dict(answer["files"])
 
-    def clear(self, directory: str, ray_directory: str, names: Sequence[str]) -> None:
-        """Remove `names` from a run directory and Ray's temp-dir, keeping Ray's logs."""
+    def clear(self, directory: str, ray_directory: str | None, names: Sequence[str]) -> None:
+        """Remove `names` from a run directory, and Ray's temp-dir if given, keeping Ray's logs."""
         self._ask(
             {
                 "op": "clear",
@@ -238,7 +238,12 @@ class Node:
         )
 
     def stop(
-        self, directory: str, *, grace: Mapping[str, float], segments_file: str
+        self,
+        directory: str,
+        *,
+        grace: Mapping[str, float],
+        segments_file: str,
+        keep: Sequence[str] = (),
     ) -> dict[str, Any]:
         """End all that belongs to a run directory: `running`, `killed`, `left`, `unlinked`.
 
@@ -246,6 +251,7 @@ class Node:
             grace: seconds that recorded processes have to end by themselves, by role; all others
                 are killed.
             segments_file: a file there that may list further segments of shared memory.
+            keep: roles of recorded processes that live on, with their process groups.
         """
         return self._ask(
             {
@@ -253,6 +259,7 @@ class Node:
                 "directory": directory,
                 "grace": dict(grace),
                 "segments_file": segments_file,
+                "keep": list(keep),
             },
             timeout=sum(grace.values()) + 60,
         )

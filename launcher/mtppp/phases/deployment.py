@@ -42,6 +42,7 @@ class Deployment:
         restart: whether what runs and is not as planned may be stopped.
         protected: whether nothing of it that runs may be stopped.
         adopted: whether all of it runs that a launch starts, which is then left out.
+        living: nodes whose Ray lives on while what is missing is brought back, by index.
         finished: whether the steps that follow have nothing to do.
         exit_status: what the command ends with when all steps are done.
         report: what is to be shown at its end.
@@ -62,6 +63,7 @@ class Deployment:
     restart: bool = False
     protected: bool = False
     adopted: bool = False
+    living: frozenset[int] = frozenset()
     finished: bool = False
     exit_status: int = 0
     report: Sequence[str] = ()

@@ -23,7 +23,7 @@ _MARGIN = 60.0  # seconds for python and Ray's client to start, on a file system
 
 
 class StartRay(Starts):
-    """Ray's head on the first node, then the others'; they join in any order."""
+    """Ray's head on the first node, and the others'; they join in any order."""
 
     title = "ray"
 
@@ -40,8 +40,12 @@ class StartRay(Starts):
             )
 
         # A worker's raylet asks for the head's GCS again and again, so none needs to wait.
-        on_each(deployment.members, start)
-        step.note = f"{len(deployment.nodes)} nodes, head {deployment.plan.head.address}"
+        missing = [
+            member for member in deployment.members if member[1].index not in deployment.living
+        ]
+        on_each(missing, start)
+        started = f"{len(missing)} nodes" if missing else "lives on"
+        step.note = f"{started}, head {deployment.plan.head.address}"
 
     def clean_up(self, deployment: Deployment) -> None:
         on_each(deployment.members, lambda member: stop_node(*member))

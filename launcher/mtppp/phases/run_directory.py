@@ -17,14 +17,13 @@ ATTEST = "attest"
 INVARIANTS_FILE = "invariants.json"
 """How often each invariant was checked and did not hold, as the engine counts on its node."""
 
+SERVER_ONLY = (ATTEST, CHECKED_FILE, SHARED_MEMORY_FILE, INVARIANTS_FILE)
+"""What is there only while the server runs."""
 LAUNCH_ONLY = (
     environment.TOKEN_FILE,
     environment.CONFIG_ROOT,
-    ATTEST,
     "processes.json",
     LAUNCH_FILE,
-    CHECKED_FILE,
-    SHARED_MEMORY_FILE,
-    INVARIANTS_FILE,
+    *SERVER_ONLY,
 )
 """What is there only while the deployment runs; logs and Plan stay."""

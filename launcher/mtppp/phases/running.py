@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from mtppp.console import Step
 from mtppp.errors import MtpppError
+from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.phases.status import DeploymentStatus, ask
-from mtppp.phases.stop import stop_node
+from mtppp.phases.stop import stop_all_but_ray, stop_node
+from mtppp.plan.build import RAY
 from mtppp.plan.differences import differences
 from mtppp.plan.plan import NodePlan, Plan
 
@@ -20,7 +22,8 @@ class CompareWithRunning(WithoutTrace):
 
     What a launch left that did not come to its end is gone on with if everything of it is there.
     What is broken or hung is stopped and launched anew; if told to, also what is not as planned,
-    or is wrong.
+    or is wrong. Where the file says so, only what is missing is launched anew: the server and its
+    ranks, which live and die together, and Ray of nodes other than the first.
     """
 
     title = "running"
@@ -52,8 +55,40 @@ class CompareWithRunning(WithoutTrace):
             )
         if status.state not in ("broken", "hung", "wrong") and not changed:
             raise MtpppError(f"{status.name}: {status.explanation}")
+        note = f"stopped: {changed[0] if changed else status.explanation}"
+        if deployment.cluster.recovery == "missing" and not changed:
+            if whole := _why_whole(status):
+                note += f"; everything is restarted: {whole}"
+            else:
+                deployment.living = _with_ray(status)
+                note = f"{status.explanation}; brought back: {_brought_back(deployment)}"
         _stop(deployment, status)
-        step.note = f"stopped: {changed[0] if changed else status.explanation}"
+        step.note = note
+
+
+def _with_ray(status: DeploymentStatus) -> frozenset[int]:
+    """Nodes on which Ray runs."""
+    return frozenset(
+        index for index, node in enumerate(status.nodes) if (node.processes or {}).get(RAY)
+    )
+
+
+def _why_whole(status: DeploymentStatus) -> str:
+    """Why what is missing cannot be brought back alone; "" when it can."""
+    if status.state != "broken":
+        return "nothing of it is missing"
+    if not status.checked:
+        return "no launch had checked what is left"
+    if 0 not in _with_ray(status):
+        return f"the others' Ray depends on that of {status.nodes[0].host}"
+    return ""
+
+
+def _brought_back(deployment: Deployment) -> str:
+    hosts = [
+        node.host for index, node in enumerate(deployment.nodes) if index not in deployment.living
+    ]
+    return " and ".join(["the server", *([f"Ray on {', '.join(hosts)}"] if hosts else [])])
 
 
 def _stop(deployment: Deployment, status: DeploymentStatus) -> None:
@@ -62,8 +97,13 @@ def _stop(deployment: Deployment, status: DeploymentStatus) -> None:
             f"{status.name} is protected, and would have to be stopped first: {status.explanation}",
             hint=f"to go ahead: --yes {status.name}",
         )
-    on_each([deployment.head], lambda member: stop_node(*member))
-    on_each(deployment.members[1:], lambda member: stop_node(*member))
+
+    def stop(member: tuple[Node, NodePlan]) -> None:
+        is_living = member[1].index in deployment.living
+        (stop_all_but_ray if is_living else stop_node)(*member)
+
+    on_each([deployment.head], stop)
+    on_each(deployment.members[1:], stop)
 
 
 def _changes(deployment: Deployment) -> Iterator[str]:

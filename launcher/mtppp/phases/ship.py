@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 
 from mtppp import state
 from mtppp.console import Step
+from mtppp.errors import RemoteCommandFailed
 from mtppp.hosts.lock import operator
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import Starts, on_each
+from mtppp.phases.phase import Starts, look_at_each, on_each
 from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.phases.stop import stop_node
 from mtppp.plan import environment
@@ -22,11 +23,14 @@ class ShipPlugins(Starts):
     title = "plugins"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        token = secrets.token_hex(32)
+        token = _token_of(deployment) if deployment.living else secrets.token_hex(32)
         state.remember(deployment.cluster, deployment.file)
 
         def ship(member: tuple[Node, NodePlan]) -> None:
             node, planned = member
+            if planned.index in deployment.living:
+                node.write(planned.directory, [_launched_by(_gpu_memory_before(node, planned))])
+                return
             # What a crash left: records of processes that ended, attestations, shared memory.
             stop_node(node, planned)
             _ship_plugins(deployment, node, planned)
@@ -50,6 +54,36 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
         return
     ordered = sorted(files, key=lambda path: (path == last, path))
     node.write(planned.plugins, [File(path, files[path], 0o644) for path in ordered])
+
+
+def _token_of(deployment: Deployment) -> str:
+    """The token of the Ray that lives on, which starts on the first node.
+
+    Raises:
+        RemoteCommandFailed: that node has lost it.
+    """
+    tokens: list[str] = []
+
+    def read(member: tuple[Node, NodePlan]) -> None:
+        node, planned = member
+        tokens.extend(node.read(f"{planned.directory}/{environment.TOKEN_FILE}").values())
+
+    look_at_each([deployment.head], read)
+    if not tokens:
+        raise RemoteCommandFailed(
+            deployment.head[0].host,
+            "the token of the Ray that runs is not in the run directory any more",
+            hint="launch with --restart: Ray is started anew, too",
+        )
+    return tokens[0]
+
+
+def _gpu_memory_before(node: Node, planned: NodePlan) -> list[int] | None:
+    """What was in use before anything of the deployment ran, as an earlier launch has noted it."""
+    for text in node.read(f"{planned.directory}/{LAUNCH_FILE}").values():
+        noted: list[int] | None = json.loads(text).get("gpu_memory")
+        return noted
+    return None
 
 
 def _launched_by(gpu_memory: list[int] | None) -> File:

@@ -14,9 +14,9 @@ from mtppp.phases.connect import ConnectToSome
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.lock import TakeLocks
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
-from mtppp.phases.run_directory import LAUNCH_ONLY, SHARED_MEMORY_FILE
+from mtppp.phases.run_directory import LAUNCH_ONLY, SERVER_ONLY, SHARED_MEMORY_FILE
 from mtppp.plan import directories
-from mtppp.plan.build import SERVER
+from mtppp.plan.build import RAY, SERVER
 from mtppp.plan.plan import NodePlan
 
 GRACE = {SERVER: 15.0}
@@ -102,9 +102,25 @@ def stop_node(node: Node, planned: NodePlan) -> None:
     stop_directory(node, planned.directory, planned.ray_directory)
 
 
+def stop_all_but_ray(node: Node, planned: NodePlan) -> None:
+    """End the server and the ranks on a node, and nothing of Ray.
+
+    Raises:
+        RemoteCommandFailed: a process would not end.
+    """
+    _stop(node, planned.directory, keep=(RAY,))
+    node.clear(planned.directory, None, SERVER_ONLY)
+
+
 def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
-    """The same for a run directory; the number of processes that ran."""
-    ended = node.stop(directory, grace=GRACE, segments_file=SHARED_MEMORY_FILE)
+    """End what runs for a run directory; the number of processes that ran."""
+    running = _stop(node, directory)
+    node.clear(directory, ray_directory, LAUNCH_ONLY)
+    return running
+
+
+def _stop(node: Node, directory: str, *, keep: Sequence[str] = ()) -> int:
+    ended = node.stop(directory, grace=GRACE, segments_file=SHARED_MEMORY_FILE, keep=keep)
     if ended["left"]:
         raise RemoteCommandFailed(
             node.host,
@@ -112,7 +128,6 @@ def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
             hint="they may hang in the kernel or belong to another user; look at them there",
             details=[f"{process['pid']} {process['command']}" for process in ended["left"]],
         )
-    node.clear(directory, ray_directory, LAUNCH_ONLY)
     return int(ended["running"])
 
 

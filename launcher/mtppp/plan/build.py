@@ -23,6 +23,8 @@ from mtppp_patches.patch import names_needed
 from mtppp_patches.registry import PATCHES
 
 NAMESPACE = "mtppp"
+RAY = "ray"
+"""Role of the process that is Ray on a node."""
 SERVER = "server"
 """Role of the server's process."""
 PLACEMENT_TIMEOUT = 180.0
@@ -303,7 +305,7 @@ def _node(
         ray_directory=ray_directory,
         plugins=directories.plugins_directory(facts.uid, bundle),
         ports=ports,
-        ray=Command(role="ray", argv=argv, env=environment, log="ray.log"),
+        ray=Command(role=RAY, argv=argv, env=environment, log="ray.log"),
     )
 
 

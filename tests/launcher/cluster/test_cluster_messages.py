@@ -68,10 +68,10 @@ UNKNOWN_KEYS = [
         [
             '5: [""]: unknown key; there are name, model, ssh, gpus_per_node, gpu_type, nodes, '
             "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, "
-            "protect, secrets",
+            "recovery, protect, secrets",
             "6: zzz: unknown key; there are name, model, ssh, gpus_per_node, gpu_type, nodes, "
             "runtime, parallel, speculative, ray, serve, invariants, verify, at_own_risk, "
-            "protect, secrets",
+            "recovery, protect, secrets",
         ],
     ),
 ]

@@ -29,7 +29,9 @@ from mtppp.phases import status as status_module
 from mtppp.phases import stop as stop_module
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import Starts, WithoutTrace, run_phases
+from mtppp.phases.ray_cluster import StartRay
 from mtppp.phases.running import CompareWithRunning
+from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
 from mtppp.phases.stop import STOP
 from mtppp.plan.plan import NodePlan
@@ -62,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
 """
 
+RAY = ["sleep", "600"]
 NO_KEY = "its key is not known here: export VLLM_API_KEY, listed under secrets"
 
 
@@ -86,11 +89,15 @@ def launched(
         checked: bool = True,
         memory: list[int] | None = None,
         roles: tuple[str, ...] = ("ray", "server"),
+        recovery: str = "everything",
+        worker: bool = False,
     ) -> Deployment:
         script = SERVER.replace("MODE", mode).replace("PORT", str(free_port))
-        commands = {"ray": ["sleep", "600"], "server": [sys.executable, "-c", script]}
+        ray = ["sh", "-c", f"setsid {' '.join(RAY)} & exec {' '.join(RAY)}"] if worker else RAY
+        commands = {"ray": ray, "server": [sys.executable, "-c", script]}
         # Ports that nothing else on this machine has.
-        deployment = deploy(ray={"base_port": 10000 + 200 * (os.getpid() % 80)})
+        base_port = 10000 + 200 * (os.getpid() % 80)
+        deployment = deploy(ray={"base_port": base_port}, recovery=recovery)
         for planned in deployment.plan.nodes:
             entries = [
                 start(planned, role, commands[role])
@@ -392,6 +399,79 @@ def test_a_change_wants_to_be_told(launched: Callable[..., Deployment]) -> None:
     deployment.restart = True
     assert launch_again(deployment) == (True, True)
     assert told(deployment)[0] == "stopped"
+
+
+# ---- only what is missing --------------------------------------------------------------------
+
+
+def launch_missing(deployment: Deployment) -> tuple[str, list[int]]:
+    """What is said of it, and how many processes each node then has left."""
+    step = Step(Console(), "running")
+    CompareWithRunning().run(deployment, step)
+    return step.note, [node.marked for node in ask(deployment).nodes]
+
+
+def test_the_server_is_brought_back_alone(launched: Callable[..., Deployment]) -> None:
+    deployment = launched(recovery="missing", worker=True)
+    kill(deployment, 0, "server")
+    note, left = launch_missing(deployment)
+    assert note == "server on a has ended; brought back: the server"
+    # What runs in Ray without being of it, as ranks do, has ended with the server.
+    assert left == [1, 1]
+    assert deployment.living == {0, 1}
+    assert [entry["role"] for entry in entries(deployment, 0)] == ["ray"]
+    remaining = {path.name for path in Path(deployment.plan.head.directory).iterdir()}
+    assert remaining.isdisjoint({"attest", "checked.json"})
+
+
+def test_ray_of_another_node_is_brought_back_with_the_server(
+    launched: Callable[..., Deployment], step: Step
+) -> None:
+    deployment = launched(recovery="missing", memory=[4])
+    first, second = (Path(planned.directory) for planned in deployment.plan.nodes)
+    (first / "ray-token").write_text("its token")
+    before = [entry["pid"] for entry in entries(deployment, 0) if entry["role"] == "ray"]
+    kill(deployment, 1, "ray")
+    note, left = launch_missing(deployment)
+    assert note == (
+        "ray on b has ended; rank 1 on b has ended; brought back: the server and Ray on b"
+    )
+    assert left == [1, 0]
+    ShipPlugins().run(deployment, step)
+    StartRay().run(deployment, step)
+    assert [node.processes for node in ask(deployment).nodes] == [{"ray": True}, {"ray": True}]
+    assert [entry["pid"] for entry in entries(deployment, 0)] == before
+    assert (second / "ray-token").read_text() == "its token"
+    assert json.loads((first / "launch.json").read_text())["gpu_memory"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        ("hung", "nothing of it is missing"),
+        ("unchecked", "no launch had checked what is left"),
+        ("first ray", "the others' Ray depends on that of a"),
+    ],
+)
+def test_what_cannot_be_brought_back_alone_is_restarted_whole(
+    launched: Callable[..., Deployment], harm: str, why: str
+) -> None:
+    mode = "hung" if harm == "hung" else "serving"
+    deployment = launched(mode, recovery="missing", checked=harm != "unchecked")
+    if harm != "hung":
+        kill(deployment, 0, "ray" if harm == "first ray" else "server")
+    note, left = launch_missing(deployment)
+    assert note.endswith(f"; everything is restarted: {why}")
+    assert left == [0, 0]
+    assert not deployment.living
+
+
+def test_a_living_ray_whose_token_is_lost(launched: Callable[..., Deployment], step: Step) -> None:
+    deployment = launched(recovery="missing")
+    kill(deployment, 0, "server")
+    launch_missing(deployment)
+    with pytest.raises(MtpppError, match=r"^a: the token of the Ray that runs is not in the run"):
+        ShipPlugins().run(deployment, step)
 
 
 # ---- stop ------------------------------------------------------------------------------------
