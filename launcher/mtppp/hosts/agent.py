@@ -795,13 +795,21 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
 _held: list[tuple[int, dict[str, Any]]] = []
 
 
-def op_hold(lock: str, holder: dict[str, Any], resume: bool) -> dict[str, Any]:
+def op_hold(
+    lock: str, holder: dict[str, Any], resume: bool, claim: str | None = None
+) -> dict[str, Any]:
     """Take a lock. This process then holds it until its input ends: a lock is never stale.
 
     `holder` has `who`, `what`, `deployment`, `node`, and a `token` that nobody else has. To resume
     is to take a lock again that was lost with the connection; only when nobody had it in between.
-    The answer's `held_by` is whoever else has, or had, it; None when it was taken.
+    `claim` is a further lock, of what deployments of any name must not have together; those who
+    share the token have it together. The answer's `held_by` is whoever else has, or had, it, and
+    `claimed` whether it is the further one; None when both were taken.
     """
+    if claim is not None:
+        other = _claim(claim, holder)
+        if other is not None:
+            return {"held_by": other, "claimed": True}
     _require_own(_lock_path(lock))
     os.makedirs(os.path.dirname(_lock_path(lock)), exist_ok=True)
     _require_own(_lock_path(lock))
@@ -821,6 +829,22 @@ def op_hold(lock: str, holder: dict[str, Any], resume: bool) -> dict[str, Any]:
         _audit(holder, "begun")
     _held.append((descriptor, holder))
     return {"held_by": None}
+
+
+def _claim(lock: str, holder: dict[str, Any]) -> dict[str, Any] | None:
+    """Take a further lock, for as long as this process lives; who else has it, or None."""
+    _require_own(_lock_path(lock))
+    os.makedirs(os.path.dirname(_lock_path(lock)), exist_ok=True)
+    descriptor = os.open(_lock_path(lock), os.O_RDWR | os.O_CREAT, 0o600)
+    # Whoever has just taken it, or only looks, is not yet known.
+    for _ in range(20):
+        if _try_lock(descriptor, fcntl.LOCK_EX, 0.05):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(dict(holder, since=_now())).encode(), 0)
+            return None
+        if (_last_holder(lock) or {}).get("token") == holder["token"]:
+            return None
+    return _last_holder(lock)
 
 
 def _stay() -> None:

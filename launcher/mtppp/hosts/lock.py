@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+GPUS = "gpus"
+"""What a launch claims of a host while it is under way; afterwards its processes tell."""
 _DOING = {"launch": "launched", "stop": "stopped", "verify": "verified"}
 
 

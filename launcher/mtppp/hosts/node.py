@@ -59,7 +59,7 @@ class Node:
     def host(self) -> str:
         return self.transport.host
 
-    def lock(self, index: int, holder: Holder) -> None:
+    def lock(self, index: int, holder: Holder, *, claim: str | None = None) -> None:
         """Take a deployment's lock, until `unlock`, or until we or the connection end.
 
         Everything that is asked for meanwhile is carried out only if the lock is still ours. One
@@ -67,12 +67,13 @@ class Node:
 
         Args:
             index: the node's place in the file.
+            claim: what no other deployment may have at the same time, whatever its name; see GPUS.
 
         Raises:
             Locked: somebody else holds it; says who, since when and what for.
         """
         name = lock_name(holder.deployment, index)
-        self._lock = self._take(_Lock(name, index, holder, None), resume=False)
+        self._lock = self._take(_Lock(name, index, holder, claim, None), resume=False)
 
     def unlock(self, outcome: str) -> None:
         """Give the lock back; the node's audit log has how the matter ended. Harmless without."""
@@ -83,12 +84,16 @@ class Node:
     def _take(self, lock: _Lock, *, resume: bool) -> _Lock:
         holder = asdict(lock.holder) | {"node": lock.index}
         request = {"op": "hold", "lock": lock.name, "holder": holder, "resume": resume}
+        request["claim"] = lock.claim
         held = self.transport.hold(
             self._command, stdin=_stdin(request), answer=b'{"', timeout=20 + _MARGIN
         )
         said = held if isinstance(held, Completed) else Completed(0, held.answer, "")
         try:
-            other = self._answer("hold", said)["held_by"]
+            answer = self._answer("hold", said)
+            other = answer["held_by"]
+            if other is not None and answer.get("claimed"):
+                raise _claimed(self.host, other)
             if other is not None:
                 raise _locked(self.host, other, lost=resume)
         except HostError:
@@ -312,6 +317,7 @@ class _Lock:
     name: str
     index: int
     holder: Holder
+    claim: str | None
     held: Held | None
 
     @property
@@ -336,6 +342,14 @@ def _locked(host: str, other: Mapping[str, Any], *, lost: bool) -> Locked:
         host,
         in_words(other),
         hint="wait until that has ended, or end that process: its lock goes with it",
+    )
+
+
+def _claimed(host: str, other: Mapping[str, Any]) -> Locked:
+    return Locked(
+        host,
+        f"its GPUs are about to be taken: {in_words(other)}",
+        hint="use another host, or stop that deployment once it is launched",
     )
 
 

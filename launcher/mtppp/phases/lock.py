@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtppp.console import Step
-from mtppp.hosts.lock import Holder
+from mtppp.hosts.lock import GPUS, Holder
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
 
@@ -11,7 +11,8 @@ from mtppp.phases.phase import WithoutTrace, on_each
 class TakeLocks(WithoutTrace):
     """The first node's first: of two who begin at once, one gets no lock at all.
 
-    `run_phases` gives them back.
+    A launch also claims the hosts' GPUs, against launches of other deployments. `run_phases` gives
+    all back.
     """
 
     title = "lock"
@@ -21,8 +22,13 @@ class TakeLocks(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         holder = Holder.here(self._what, deployment.cluster.name)
-        nodes = deployment.nodes
+        takes_gpus = self._what == "launch" and deployment.cluster.runtime.device == "cuda"
+        claim = GPUS if takes_gpus else None
+
+        def lock(index: int) -> None:
+            deployment.nodes[index].lock(index, holder, claim=claim)
+
         first, *others = deployment.reached
-        on_each([first], lambda index: nodes[index].lock(index, holder))
-        on_each(others, lambda index: nodes[index].lock(index, holder))
+        on_each([first], lock)
+        on_each(others, lock)
         step.note = "nobody else is at work on it"

@@ -28,9 +28,10 @@ from mtppp.hosts.node import Node
 from mtppp.phases import status as status_module
 from mtppp.phases import stop as stop_module
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import Starts, WithoutTrace, run_phases
+from mtppp.phases.phase import Phase, Starts, WithoutTrace, run_phases
 from mtppp.phases.ray_cluster import StartRay
 from mtppp.phases.running import CompareWithRunning
+from mtppp.phases.serve import StartServer
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
 from mtppp.phases.stop import STOP
@@ -359,6 +360,33 @@ def test_a_launch_that_did_not_end_is_gone_on_with(launched: Callable[..., Deplo
     deployment = launched(checked=False)
     assert launch_again(deployment) == (False, True)
     assert told(deployment)[0] == "serving"
+
+
+@pytest.mark.parametrize(
+    ("phases", "told_of_it", "left_alone"),
+    [
+        ([ShipPlugins()], ("stopped", "nothing of it runs"), False),
+        ([ShipPlugins(), StartRay()], ("broken", "the server was never started"), False),
+        (
+            [ShipPlugins(), StartRay(), StartServer()],
+            ("starting", "the server is not ready"),
+            True,
+        ),
+    ],
+)
+def test_where_the_operator_died_the_next_launch_goes_on(
+    deploy: Deploy,
+    step: Step,
+    phases: list[Phase],
+    told_of_it: tuple[str, str],
+    left_alone: bool,
+) -> None:
+    deployment = deploy()
+    for phase in phases:
+        phase.run(deployment, step)  # and nothing is cleaned up
+    assert told(deployment) == told_of_it
+    assert launch_again(deployment) == (not left_alone, True)
+    assert told(deployment)[0] == ("starting" if left_alone else "stopped")
 
 
 @pytest.mark.parametrize("harm", ["server", "ray", "hung", "never served"])

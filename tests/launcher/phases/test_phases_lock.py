@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +49,7 @@ class Fails(WithoutTrace):
 
 
 def test_the_second_gets_no_lock_at_all(deploy: Deploy) -> None:
-    deployment = deploy()
+    deployment = without_gpus(deploy)
     other = another(deployment)
     name = deployment.cluster.name
 
@@ -67,8 +70,39 @@ def test_the_second_gets_no_lock_at_all(deploy: Deploy) -> None:
     run_phases([TakeLocks("stop")], other, Console())
 
 
+def test_two_launches_do_not_take_the_same_gpus(deploy: Deploy, step: Step) -> None:
+    first, second = deploy(), deploy()
+    second.cluster = second.cluster.model_copy(update={"name": f"{first.cluster.name}-b"})
+    with holding_gpus():
+        TakeLocks("launch").run(first, step)
+        with pytest.raises(Locked) as raised:
+            TakeLocks("launch").run(second, step)
+        assert raised.value.message.startswith(
+            f"a: its GPUs are about to be taken: {first.cluster.name} is being launched by "
+        )
+        run_phases([TakeLocks("stop")], second, Console())  # takes none
+        for node in first.nodes:
+            node.unlock("done")
+        TakeLocks("launch").run(second, step)
+        for node in second.nodes:
+            node.unlock("done")
+
+
+@contextmanager
+def holding_gpus() -> Iterator[None]:
+    """Tests on this machine that claim its GPUs wait for each other."""
+    with Path(tempfile.gettempdir(), "mtppp-tests-with-gpus").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def without_gpus(deploy: Deploy) -> Deployment:
+    runtime = {"vllm": "0.32.0", "python": "/opt/vllm/bin/python", "device": "cpu"}
+    return deploy(runtime=runtime)
+
+
 def test_how_it_ended_is_kept_on_every_node(deploy: Deploy) -> None:
-    deployment = deploy()
+    deployment = without_gpus(deploy)
     with pytest.raises(MtpppError, match="it failed"):
         run_phases([TakeLocks("launch"), Fails()], deployment, Console())
     assert outcomes(deployment.cluster.name) == [
