@@ -1,10 +1,14 @@
 """What a person sees while steps run: one line per step, on standard error.
 
-Readable without colour and without a terminal; `NO_COLOR` is respected.
+Readable without colour and without a terminal; `NO_COLOR` is respected. On a terminal long lines
+are folded between words; elsewhere they stay whole, for whatever reads them.
 """
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +19,30 @@ from rich.text import Text
 
 from mtppp.errors import MtpppError
 
+_NARROWEST = 20  # columns, below which folding helps nobody
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
+
+
+def folded(line: str) -> str:
+    """A line for standard output, folded where that is a terminal."""
+    if not sys.stdout.isatty():
+        return line
+    return "\n".join(_lines(line, shutil.get_terminal_size().columns))
+
+
+def _lines(line: str, width: int) -> list[str]:
+    """What a line becomes within a width; a word that is longer stays whole, to be copied."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    lines = textwrap.wrap(
+        line,
+        max(width, _NARROWEST),
+        subsequent_indent=indent,
+        expand_tabs=False,
+        replace_whitespace=False,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [line]
 
 
 class Step:
@@ -79,7 +106,20 @@ class Console:
     def _print(self, text: str) -> None:
         # A terminal that is gone must not keep anything from being cleaned up.
         with suppress(OSError):
-            self._rich.print(text)
+            self._rich.print(self._folded(Text.from_markup(text)))
+
+    def _folded(self, text: Text) -> Text:
+        if not self._rich.is_terminal:
+            return text
+        parts: list[Text] = []
+        for whole in text.split("\n"):
+            at = 0
+            for line in _lines(whole.plain, self._rich.width):
+                words = line.lstrip() if at else line
+                start = whole.plain.index(words, at)
+                at = start + len(words)
+                parts.append(Text(line[: len(line) - len(words)]) + whole[start:at])
+        return Text("\n").join(parts)
 
     def say(self, text: str) -> None:
         """One line, as it is."""

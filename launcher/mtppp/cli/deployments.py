@@ -56,7 +56,8 @@ def resolve(argument: str | None) -> state.Known:
         return remembered[argument]
     raise ConfigurationError(
         f"{argument}: no such file, and no deployment of that name was launched from here",
-        hint=f"known are {', '.join(remembered)}" if remembered else "give a cluster file",
+        hint=(f"known are {', '.join(remembered)}; " if remembered else "")
+        + "give its cluster file: with the name and the nodes in it, the nodes tell the rest",
     )
 
 
@@ -81,9 +82,16 @@ def connectable(known: state.Known, *, with_secrets: bool = False) -> Deployment
         with_secrets: require the file's secrets to be set, as a launch must.
 
     Raises:
-        ConfigurationError: a secret that the file names is not set.
+        ConfigurationError: a secret that the file names is not set, or a key file is not there.
     """
     cluster = known.cluster
+    for key_path, path in _key_files(cluster):
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{known.file}: {key_path}: there is no file {path}",
+                hint="name a private key that is there, or leave it out: then the agent's keys and"
+                " those of the ssh configuration are offered",
+            )
     nodes = [hosts.Node(_transport(cluster, n), cluster.runtime.python) for n in cluster.nodes]
     secrets = _secrets(known) if with_secrets else _secrets_set(cluster)
     return Deployment(cluster=cluster, file=known.file, nodes=nodes, secrets=secrets)
@@ -134,6 +142,16 @@ def working_on(target: Deployment, console: Console) -> Iterator[None]:
         target.close()
         raise
     target.close()
+
+
+def _key_files(cluster: Cluster) -> Iterator[tuple[str, Path]]:
+    """The key files that connecting would offer, each with where the file names it."""
+    by_ssh = [node.transport != "local" for node in cluster.nodes]
+    if cluster.ssh.identity_file is not None and any(by_ssh):
+        yield "ssh.identity_file", cluster.ssh.identity_file.expanduser()
+    for index, node in enumerate(cluster.nodes):
+        if node.identity_file is not None:
+            yield f"nodes[{index}].identity_file", node.identity_file.expanduser()
 
 
 def _transport(cluster: Cluster, node: Node) -> Transport:

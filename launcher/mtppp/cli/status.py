@@ -7,6 +7,7 @@ import sys
 import click
 
 from mtppp.cli.deployments import connectable, deployment_argument, resolve
+from mtppp.console import folded
 from mtppp.phases.status import DeploymentStatus, ask, in_times
 
 SHOWN = 5
@@ -42,42 +43,46 @@ def exit_status(status: DeploymentStatus) -> int:
 
 def show(status: DeploymentStatus) -> None:
     """Print a status for a person."""
-    click.echo(f"{status.name}: {status.state} ({status.explanation})")
+    _tell(f"{status.name}: {status.state} ({status.explanation})")
     if status.endpoint:
         away = "" if status.reachable else f", not reachable from here: mtppp forward {status.name}"
-        click.echo(f"  endpoint   {status.endpoint}/v1{away}")
+        _tell(f"  endpoint   {status.endpoint}/v1{away}")
     if status.seconds_to_token is not None:
-        click.echo(f"  one token  {status.seconds_to_token:g} s")
+        _tell(f"  one token  {status.seconds_to_token:g} s")
     if status.endpoint and not status.checked:
-        click.echo("  not checked: no launch has compared its ranks; `mtppp launch` does")
+        _tell("  not checked: no launch has compared its ranks; `mtppp launch` does")
     if status.evidence:
-        click.echo(f"  proven by  {status.evidence}")
+        _tell(f"  proven by  {status.evidence}")
     if status.at_own_risk:
-        click.echo(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
+        _tell(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
     for invariant, times in status.violations.items():
-        click.echo(f"  WRONG: invariant {invariant} did not hold, {in_times(times)}")
+        _tell(f"  WRONG: invariant {invariant} did not hold, {in_times(times)}")
     for violation in status.violated[-SHOWN:]:
-        click.echo(f"    {violation}")
+        _tell(f"    {violation}")
     for node in status.nodes:
         if node.problem:
             problem = node.problem.removeprefix(f"{node.host}: ")
-            click.echo(f"  {node.host}: could not be asked: {problem}")
+            _tell(f"  {node.host}: could not be asked: {problem}")
             if node.hint:
-                click.echo(f"    hint: {node.hint}")
+                _tell(f"    hint: {node.hint}")
             continue
         processes = ", ".join(
             f"{role} {'up' if alive else 'GONE'}" for role, alive in (node.processes or {}).items()
         )
         since = f", launched by {node.by} at {node.since}" if node.since else ""
         held = f", {node.gpu_memory / 2**30:.1f} GiB of GPU memory" if node.gpu_memory else ""
-        click.echo(f"  {node.host}: {processes or 'nothing runs'}{held}{since}")
+        _tell(f"  {node.host}: {processes or 'nothing runs'}{held}{since}")
         if node.work:
-            click.echo(f"    {node.work}")
+            _tell(f"    {node.work}")
     for rank in status.ranks:
         layers = rank["layers"]
-        click.echo(
+        _tell(
             f"  rank {rank['rank']} on {rank['node']}: stage {rank['stage']}, tensor rank"
             f" {rank['tensor_rank']}, layers {layers[0]}-{layers[-1]}"
             f"{', drafter' if rank['drafter'] else ''}, patches {', '.join(rank['patches'])}"
             f"{'' if rank['alive'] else '  GONE'}"
         )
+
+
+def _tell(line: str) -> None:
+    click.echo(folded(line))

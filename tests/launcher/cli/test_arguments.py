@@ -43,8 +43,9 @@ def failure(kind: type[MtpppError], *arguments: str) -> MtpppError:
     "command", ["launch", "plan", "status", "stop", "logs", "forward", "export"]
 )
 def test_every_command_takes_a_file_or_a_name(command: str, in_directory: Path) -> None:
-    nowhere = failure(ConfigurationError, command, "nowhere").message
-    assert nowhere.startswith("nowhere: no such file, and no deployment of that name")
+    nowhere = failure(ConfigurationError, command, "nowhere")
+    assert nowhere.message.startswith("nowhere: no such file, and no deployment of that name")
+    assert nowhere.hint.startswith("give its cluster file: with the name and the nodes in it")
     alone = failure(ConfigurationError, command).message
     assert alone == "there is no cluster.yaml here, and 0 deployments are known"
     (in_directory / "cluster.yaml").write_text("name: here")

@@ -164,6 +164,20 @@ def test_a_secret_that_is_not_set_matters_to_launch_alone(
     assert f"{name} was not running" in stopped.stderr
 
 
+def test_a_key_file_that_is_not_there_is_told_before_any_host_is_touched(
+    mtppp: Mtppp, write: Callable[..., None]
+) -> None:
+    write(ssh={"identity_file": "~/.ssh/absent"})
+    for command in ("launch", "status", "stop"):
+        done = mtppp(command)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "error: cluster.yaml: ssh.identity_file: there is no file /" in done.stderr
+        assert "/.ssh/absent\nhint: name a private key that is there" in done.stderr
+    nodes = [GLM["nodes"][0], {**GLM["nodes"][1], "identity_file": "absent"}]
+    write(nodes=nodes)
+    assert "error: cluster.yaml: nodes[1].identity_file: there is no " in mtppp("status").stderr
+
+
 def test_what_is_not_proven_is_refused_before_any_host_is_touched(
     mtppp: Mtppp, write: Callable[..., None]
 ) -> None:

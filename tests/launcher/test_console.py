@@ -1,0 +1,77 @@
+"""What a person sees of steps and errors, on terminals of any width and without one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+SCRIPT = """
+from mtppp.console import Console
+from mtppp.errors import MtpppError
+console = Console()
+with console.step("running") as step:
+    step.note = "server on n1 has ended; rank 1 on n2 has ended; brought back: the server"
+console.error(MtpppError(
+    "n1: port 8000 is taken [by deployment demo]; set serve.port to a free one",
+    details=["(EngineCore pid=7) ERROR 11-29 14:31:01 [core.py:15] RuntimeError: it failed"],
+    hint="the log is /var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log there",
+))
+from mtppp.console import folded
+print(folded("  n1: ray up, server up, launched by ann@desk at 2026-11-29T21:30:12+00:00"))
+"""
+WORDS = (
+    "✓ running server on n1 has ended; rank 1 on n2 has ended; brought back: the server (0.0 s)"
+    " error: n1: port 8000 is taken [by deployment demo]; set serve.port to a free one"
+    " │ (EngineCore pid=7) ERROR 11-29 14:31:01 [core.py:15] RuntimeError: it failed"
+    " hint: the log is /var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log there"
+    " n1: ray up, server up, launched by ann@desk at 2026-11-29T21:30:12+00:00"
+)
+LONGEST = "/var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log"
+
+
+def shown(columns: int) -> str:
+    """What the script shows on a terminal of that width."""
+    here, there = pty.openpty()
+    fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    environment.pop("COLUMNS", None)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, stdout=there, stderr=there, check=True
+    )
+    os.close(there)
+    text = b""
+    while True:
+        try:
+            text += os.read(here, 1 << 16)
+        except OSError:
+            break
+    os.close(here)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text.decode()).replace("\r", "")
+    plain = re.sub(r"\(\d+\.\d", "(0.0", plain)
+    # What is happening right now is shown before a turning sign, and replaced.
+    return re.sub(r"^[\u2800-\u28ff] running *\n?", "", plain, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", [30, 40, 80, 200])
+def test_lines_are_folded_between_words(columns: int) -> None:
+    text = shown(columns)
+    assert text.split() == WORDS.split()
+    too_long = [line for line in text.splitlines() if len(line) > columns]
+    assert all(LONGEST in line for line in too_long), text
+
+
+def test_without_a_terminal_lines_stay_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+    )
+    lines = re.sub(r"\(\d+\.\d", "(0.0", done.stderr + done.stdout).splitlines()
+    assert len(lines) == 5
+    assert " ".join(lines).split() == WORDS.split()
