@@ -106,7 +106,7 @@ class Console:
     def _print(self, text: str) -> None:
         # A terminal that is gone must not keep anything from being cleaned up.
         with suppress(OSError):
-            self._rich.print(self._folded(Text.from_markup(text)))
+            self._rich.print(self._folded(Text.from_markup(text, emoji=False)))
 
     def _folded(self, text: Text) -> Text:
         if not self._rich.is_terminal:
