@@ -26,7 +26,7 @@ def baseline() -> Iterator[str]:
 def test_verdicts_on_real_servers(baseline: str, name: str) -> None:
     comparison = COMPARISONS[name]
     with serving(comparison.candidate, 8351) as candidate:
-        outcome = compare(candidate, baseline, comparison.prompts)
+        outcome = compare(candidate, baseline, comparison)
     assert as_it_must_be(comparison, outcome), "\n".join(outcome.lines)
     if name == "pp2-mtp":
         assert all(rate > 0.05 for rate in outcome.verdict.acceptance.rates)

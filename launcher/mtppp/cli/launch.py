@@ -29,9 +29,12 @@ def command(deployment: str | None, restart: bool, yes: str | None) -> None:
     """Launch a deployment (by default that of ./cluster.yaml).
 
     Connects to the nodes, starts Ray and vLLM there, waits until the server is ready, checks what
-    every rank holds, asks for the first tokens, and where the file names a baseline, verifies that
-    the deployment gives its model. When a step fails, what was started is stopped. What runs
-    already as planned is left as it is; what is broken is stopped and launched anew.
+    every rank holds, asks for the first tokens, and verifies what comes: by the baseline that the
+    file names, else by a few answers that the model scores itself. Until then requests of others
+    get 503. When a step fails, what was started is stopped. What runs already as planned is left
+    as it is; what is broken is stopped and launched anew.
+
+    Exit status: 0 done, 1 failed or FAIL, 2 invalid usage, 3 INCONCLUSIVE, 4 refused.
     """
     console = Console()
     known = resolve(deployment)

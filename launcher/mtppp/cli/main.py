@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("mtppp.cli.launch", "Launch a deployment and check its first tokens."),
     "plan": ("mtppp.cli.plan", "Show all that a launch would do, and do nothing."),
     "status": ("mtppp.cli.status", "Say what runs where, and whether tokens come."),
+    "open": ("mtppp.cli.open", "Serve what was not verified, at your own risk."),
     "verify": ("mtppp.cli.verify", "Decide whether a server still gives the same model."),
     "baseline": ("mtppp.cli.baseline", "Keep a baseline, to verify by it when it is gone."),
     "answers": ("mtppp.cli.answers", "Verify in two steps, at two places."),

@@ -41,12 +41,21 @@ def exit_status(status: DeploymentStatus) -> int:
     return 0 if status.state in ("serving", "stopped") else 1
 
 
+def _gate(status: DeploymentStatus) -> str:
+    if status.gate == "closed":
+        return "closed: `mtppp launch` verifies it and opens, `mtppp open` does at your own risk"
+    if status.gate == "open":
+        return f"open: {status.gate_why}"
+    return "none, and not verified: verify.enabled is false in what was launched"
+
+
 def show(status: DeploymentStatus) -> None:
     """Print a status for a person."""
     _tell(f"{status.name}: {status.state} ({status.explanation})")
     if status.endpoint:
         away = "" if status.reachable else f", not reachable from here: mtppp forward {status.name}"
         _tell(f"  endpoint   {status.endpoint}/v1{away}")
+        _tell(f"  gate       {_gate(status)}")
     if status.seconds_to_token is not None:
         _tell(f"  one token  {status.seconds_to_token:g} s")
     if status.endpoint and not status.checked:

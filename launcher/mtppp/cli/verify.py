@@ -16,6 +16,7 @@ from mtppp.cli.deployments import connectable, deployment_argument, resolve
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.gate import AT_OWN_RISK
 from mtppp.phases.status import DeploymentStatus, ask
 from mtppp.phases.verify import candidate_of
 from mtppp.verify.run import Settings
@@ -122,7 +123,7 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
         MtpppError: it does not serve.
     """
     status = ask(target)
-    if status.state != "serving":
+    if status.state not in ("serving", "gated"):
         problems = [f"{node.host}: {node.problem}" for node in status.nodes if node.problem]
         raise MtpppError(
             f"{status.name} is {status.state}: {status.explanation}",
@@ -138,6 +139,8 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
         "evidence": status.evidence,
         "patches": " ".join(sorted({name for rank in status.ranks for name in rank["patches"]})),
     }
+    if AT_OWN_RISK in status.gate_why:
+        about["gate"] = f"open, {status.gate_why}"
     if status.at_own_risk:
         about["at own risk"] = " ".join(status.at_own_risk)
     return candidate_of(target, status.endpoint), about

@@ -472,8 +472,19 @@ class Invariants(Section):
 
 
 class Verify(Section):
-    """What a launch ends with: whether the deployment gives the same model as a baseline."""
+    """What a launch ends with: whether the deployment gives the model that it should.
 
+    Until then requests of others are answered with 503, `/metrics` alone excepted. By a baseline
+    the whole smoke tier is asked, which gives a verdict. Where none is named, the model scores a
+    few short answers of its own, which sees gross faults of decoding and no others.
+    """
+
+    enabled: bool = Field(
+        default=True,
+        description=(
+            "`false` ends a launch with the first tokens, and holds no requests; `status` says so."
+        ),
+    )
     baseline: OperatorPath | None = Field(
         default=None,
         description="A directory that `mtppp baseline record` has made, relative to the file.",
@@ -488,18 +499,32 @@ class Verify(Section):
             "key is read from `MTPPP_BASELINE_KEY`."
         ),
     )
-    on_fail: Literal["stop", "keep"] = Field(
+    on_fail: Literal["stop", "keep-gated", "keep"] = Field(
         default="stop",
         description=(
-            "On FAIL, `stop` ends the deployment again and `keep` leaves it, both with exit status "
-            "1. INCONCLUSIVE leaves it, with exit status 3."
+            "On FAIL, `stop` ends the deployment again, `keep-gated` leaves it to be looked at and "
+            "goes on holding requests, `keep` serves them at your own risk; exit status 1 each."
+        ),
+    )
+    on_inconclusive: Literal["keep-gated", "keep"] = Field(
+        default="keep-gated",
+        description=(
+            "The same where there is no verdict; exit status 3. Launched again, the deployment is "
+            "verified again; `mtppp open` serves at your own risk."
         ),
     )
 
+    @property
+    def has_baseline(self) -> bool:
+        """Whether there is something to compare with."""
+        return self.baseline is not None or self.baseline_url is not None
+
     @model_validator(mode="after")
     def _one_baseline(self) -> Self:
-        if (self.baseline is None) == (self.baseline_url is None):
-            raise FieldErrors([Problem((), "needs one of baseline and baseline_url")])
+        if self.baseline is not None and self.baseline_url is not None:
+            raise FieldErrors([Problem((), "has both baseline and baseline_url; remove one")])
+        if self.has_baseline and not self.enabled:
+            raise FieldErrors([Problem(("enabled",), "is false, and yet a baseline is named")])
         return self
 
 
@@ -562,7 +587,10 @@ class Cluster(Section):
         default_factory=Invariants,
         description="What is watched while stages serve: that all ranks compute one model.",
     )
-    verify: Verify | None = Field(default=None, description=str(Verify.__doc__))
+    verify: Verify = Field(
+        default_factory=Verify,
+        description="What a launch ends with: whether it gives the model that it should.",
+    )
     at_own_risk: tuple[str, ...] = Field(
         (),
         description=(

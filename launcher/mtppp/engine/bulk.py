@@ -104,6 +104,7 @@ class BulkClient:
         key: for the Authorization header; "" for none.
         timeout: seconds for one answer.
         socket: path of a Unix socket that leads to the server; "" to connect from here.
+        headers: sent with each request besides.
         pause: waits before a new attempt.
     """
 
@@ -116,6 +117,7 @@ class BulkClient:
         timeout: float = 600.0,
         concurrency: int = 16,
         socket: str = "",
+        headers: Mapping[str, str] | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -131,7 +133,7 @@ class BulkClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout, connect=min(timeout, 30.0)),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={**(headers or {}), **({"Authorization": f"Bearer {key}"} if key else {})},
             trust_env=False,
             transport=httpx.AsyncHTTPTransport(uds=socket or None, limits=limits, trust_env=False),
         )

@@ -11,6 +11,7 @@ import httpx
 
 from mtppp.errors import MtpppError
 from mtppp.hosts.forward import PrivateForwarder
+from mtppp_patches.gate import CLOSED_HEADER
 
 # A hung server does not answer at all; a slow link has a round trip or two of several seconds.
 _HEALTH_TIMEOUT = 15.0
@@ -43,11 +44,13 @@ class BadAnswer(EngineError):
 
     Attributes:
         status: the HTTP status.
+        gated: whether it is the gate of mtppp that said so, and not the server behind it.
     """
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, gated: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.gated = gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +121,14 @@ class EngineClient:
         """Whether the server answers and says that its engine lives.
 
         False also while nothing listens yet. True does not mean that tokens come: a hung engine
-        stays healthy.
+        stays healthy, and behind a closed gate nobody without its key can tell.
         """
         try:
             timeout = min(self._timeout, _HEALTH_TIMEOUT)
-            return self._http.get("/health", timeout=timeout).status_code == 200
+            response = self._http.get("/health", timeout=timeout)
         except httpx.HTTPError:
             return False
+        return response.status_code == 200 or CLOSED_HEADER in response.headers
 
     def models(self) -> list[str]:
         """Names under which the server serves its model."""
@@ -193,6 +197,7 @@ class EngineClient:
             raise BadAnswer(
                 f"{request.url} answered {response.status_code}: {response.text[:300]}",
                 status=response.status_code,
+                gated=CLOSED_HEADER in response.headers,
             )
         return response
 

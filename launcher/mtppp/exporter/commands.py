@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mtppp.errors import Refused
+from mtppp.plan.commands import GATE
 from mtppp.plan.plan import Plan
 from mtppp_patches.engine_spec import RUN_DIR_VARIABLE, SPEC_VARIABLE, EngineSpec
 from mtppp_patches.patch import names_needed
@@ -88,8 +89,10 @@ def node_commands(plan: Plan) -> tuple[NodeCommand, ...]:
 
 
 def _without_ray(argv: Sequence[str]) -> tuple[str, ...]:
+    """Without Ray, and without the gate, which only a launch can open."""
     at = argv.index(_RAY[0])
-    return (*argv[:at], _RAY[0], "mp", *argv[at + len(_RAY) :])
+    rest = [part for part in argv[at + len(_RAY) :] if part not in GATE]
+    return (*argv[:at], _RAY[0], "mp", *rest)
 
 
 def _environment(planned: Mapping[str, str]) -> dict[str, str]:

@@ -520,6 +520,11 @@ def op_look(deployment: str, node: int) -> dict[str, Any]:
         "plan": _json(os.path.join(directory, "plan.json")),
         "attested": attested,
         "invariants": _json(os.path.join(directory, "invariants.json")),
+        "gate": {
+            "key": _contents(os.path.join(directory, "gate-key")),
+            "server": _json(os.path.join(directory, "gate-server.json")),
+            "opened": _json(os.path.join(directory, "gate-open.json")),
+        },
         "held_by": holder_of("%s.%d" % (deployment, node)),
         "gpu_memory": _gpu_memory_of(marked) if marked else None,
     }
@@ -560,6 +565,15 @@ def _json(path: str) -> Any:
             return json.load(f)
     except (OSError, ValueError):
         return None
+
+
+def _contents(path: str) -> str:
+    """The text of a file; "" when it is not there."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _root() -> str:

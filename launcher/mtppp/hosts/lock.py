@@ -12,7 +12,7 @@ from typing import Any
 
 GPUS = "gpus"
 """What a launch claims of a host while it is under way; afterwards its processes tell."""
-_DOING = {"launch": "launched", "stop": "stopped", "verify": "verified"}
+_DOING = {"launch": "launched", "stop": "stopped", "open": "opened"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Holder:
 
     Attributes:
         who: user@host and process of the operator's side.
-        what: the command: launch, stop, verify.
+        what: the command: launch, stop, open.
         deployment: its name.
         token: what nobody else has; it tells one holder from the next.
     """

@@ -21,6 +21,7 @@ from mtppp.plan.flags import FlagError
 from mtppp.plan.plan import Command, NodePlan, Plan
 from mtppp.plan.plugins import PluginBundle, bundle
 from mtppp.plan.review import Review
+from mtppp_patches.gate import KEY_HEADER
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Deployment:
         adopted: whether all of it runs that a launch starts, which is then left out.
         living: nodes whose Ray lives on while what is missing is brought back, by index.
         finished: whether the steps that follow have nothing to do.
+        gate_key: lets our requests through the server's gate; "" while it is not known.
         exit_status: what the command ends with when all steps are done.
         report: what is to be shown at its end.
     """
@@ -65,6 +67,7 @@ class Deployment:
     adopted: bool = False
     living: frozenset[int] = frozenset()
     finished: bool = False
+    gate_key: str = ""
     exit_status: int = 0
     report: Sequence[str] = ()
     _way: Way | None = None
@@ -87,7 +90,10 @@ class Deployment:
         """
         forwarder = self.way(endpoint).forwarder
         return EngineClient(
-            endpoint, timeout=timeout, headers=self.authorization, forwarder=forwarder
+            endpoint,
+            timeout=timeout,
+            headers={**self.authorization, **self.gate_header},
+            forwarder=forwarder,
         )
 
     @property
@@ -95,6 +101,11 @@ class Deployment:
         """Headers that the server wants of its clients; none where no key is known."""
         key = self.secrets.get("VLLM_API_KEY")
         return {"Authorization": f"Bearer {key}"} if key else {}
+
+    @property
+    def gate_header(self) -> dict[str, str]:
+        """The header that lets our own requests through a gate that is closed for others."""
+        return {KEY_HEADER: self.gate_key} if self.gate_key else {}
 
     def way(self, endpoint: str) -> Way:
         """How HTTP gets to the server.

@@ -17,7 +17,7 @@ from mtppp.phases.record import Record
 from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
-from mtppp.phases.verify import FindBaseline, Verify
+from mtppp.phases.verify import FindBaseline, SelfScore, Verify
 
 LAUNCH: tuple[Phase, ...] = (
     FindModel(),
@@ -39,7 +39,9 @@ LAUNCH: tuple[Phase, ...] = (
 
 
 def launch_phases(cluster: Cluster) -> tuple[Phase, ...]:
-    """The steps of this launch: where the file names a baseline, it ends with verifying."""
-    if cluster.verify is None:
+    """The steps of this launch, which ends with verifying as far as the file says."""
+    if not cluster.verify.enabled:
         return LAUNCH
+    if not cluster.verify.has_baseline:
+        return (*LAUNCH, SelfScore())
     return (FindBaseline(), *LAUNCH, Verify())

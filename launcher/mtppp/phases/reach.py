@@ -71,5 +71,6 @@ def reachable_from_here(endpoint: str, served_name: str) -> bool:
         try:
             return served_name in client.models()
         except BadAnswer as answer:
-            return answer.status == _UNAUTHORIZED  # it asks for a key, as vLLM does
+            # It asks for a key, as vLLM does, or holds requests, as mtppp has it do.
+            return answer.status == _UNAUTHORIZED or answer.gated
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtppp.plan import environment
+from mtppp_patches import gate
 
 PLAN_FILE = "plan.json"
 """The Plan as it was launched; stays after a stop."""
@@ -17,7 +18,15 @@ ATTEST = "attest"
 INVARIANTS_FILE = "invariants.json"
 """How often each invariant was checked and did not hold, as the engine counts on its node."""
 
-SERVER_ONLY = (ATTEST, CHECKED_FILE, SHARED_MEMORY_FILE, INVARIANTS_FILE)
+SERVER_ONLY = (
+    ATTEST,
+    CHECKED_FILE,
+    SHARED_MEMORY_FILE,
+    INVARIANTS_FILE,
+    gate.KEY_FILE,
+    gate.SERVER_FILE,
+    gate.OPEN_FILE,
+)
 """What is there only while the server runs."""
 LAUNCH_ONLY = (
     environment.TOKEN_FILE,

@@ -42,9 +42,10 @@ class CompareWithRunning(WithoutTrace):
             )
         if not changed and status.state == "serving" and status.checked:
             deployment.finished = True
-            step.note = f"as planned, {status.explanation}; nothing was changed"
+            opened = f"; open: {status.gate_why}" if status.gate_why else ""
+            step.note = f"as planned, {status.explanation}{opened}; nothing was changed"
             return
-        if not changed and status.state in ("serving", "starting"):
+        if not changed and status.state in ("serving", "gated", "starting"):
             deployment.adopted = True
             step.note = f"{status.explanation}; going on with a launch that did not end"
             return

@@ -17,6 +17,7 @@ from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
 from mtppp.phases.stop import stop_node
 from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
+from mtppp_patches.gate import KEY_FILE
 
 
 class ShipPlugins(Starts):
@@ -24,18 +25,21 @@ class ShipPlugins(Starts):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         token = _token_of(deployment) if deployment.living else secrets.token_hex(32)
+        deployment.gate_key = secrets.token_hex(32) if deployment.plan.gate else ""
         state.remember(deployment.cluster, deployment.file)
 
         def ship(member: tuple[Node, NodePlan]) -> None:
             node, planned = member
+            key = _gate_key(deployment) if planned.index == 0 else []
             if planned.index in deployment.living:
-                node.write(planned.directory, [_launched_by(_gpu_memory_before(node, planned))])
+                launched = _launched_by(_gpu_memory_before(node, planned))
+                node.write(planned.directory, [launched, *key])
                 return
             # What a crash left: records of processes that ended, attestations, shared memory.
             stop_node(node, planned)
             _ship_plugins(deployment, node, planned)
             used = node.gpu_memory()["used"] if deployment.plan.device == "cuda" else None
-            node.write(planned.directory, [*_files(deployment, token), _launched_by(used)])
+            node.write(planned.directory, [*_files(deployment, token), _launched_by(used), *key])
 
         on_each(deployment.members, ship)
         step.note = f"{deployment.plugins.name}, patches: {', '.join(deployment.plan.patches)}"
@@ -54,6 +58,11 @@ def _ship_plugins(deployment: Deployment, node: Node, planned: NodePlan) -> None
         return
     ordered = sorted(files, key=lambda path: (path == last, path))
     node.write(planned.plugins, [File(path, files[path], 0o644) for path in ordered])
+
+
+def _gate_key(deployment: Deployment) -> list[File]:
+    """What lets our own requests through the server's gate; a new one for each server."""
+    return [File(KEY_FILE, deployment.gate_key.encode())] if deployment.plan.gate else []
 
 
 def _token_of(deployment: Deployment) -> str:

@@ -18,6 +18,7 @@ from mtppp.errors import HostError, MtpppError
 from mtppp.hosts.lock import in_words
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.gate import Gate
 from mtppp.phases.phase import look_at_each
 from mtppp.phases.reach import reachable_from_here
 from mtppp.plan.build import SERVER
@@ -25,9 +26,14 @@ from mtppp.plan.build import SERVER
 HEALTH_DEADLINE = 20.0
 """Seconds in which a healthy server must have generated one token."""
 
-State = Literal["serving", "wrong", "starting", "stopping", "hung", "broken", "stopped", "unknown"]
-"""`serving`: everything is there and a token came. `wrong`: the same, and the ranks were seen not
-to compute one model. `starting`: it is being launched, or everything is there and the server is not
+HELD = "others get 503, for nothing has shown yet that it is right"
+
+State = Literal[
+    "serving", "gated", "wrong", "starting", "stopping", "hung", "broken", "stopped", "unknown"
+]
+"""`serving`: everything is there and a token came. `gated`: the same, and requests of others are
+held until it was verified. `wrong`: a token came, and the ranks were seen not to compute one model.
+`starting`: it is being launched, or everything is there and the server is not
 ready. `stopping`: it is being stopped. `hung`: the server says it is healthy, and no token comes.
 `broken`: something of it is gone. `stopped`: nothing of it runs. `unknown`: a node could not be
 asked and the others do not decide, or the server wants a key that is not known here."""
@@ -69,9 +75,12 @@ class DeploymentStatus:
 
     Attributes:
         name: the deployment's.
-        state: serving, wrong, starting, stopping, hung, broken, stopped or unknown.
+        state: serving, gated, wrong, starting, stopping, hung, broken, stopped or unknown.
         explanation: what `state` rests on, one sentence.
         checked: when a launch had checked every rank and seen tokens; "" when none has.
+        gate: "open", or "closed" while requests of others are held until it was verified; "" when
+            nothing runs or nothing holds them.
+        gate_why: why it is open, by whom and since when; "" otherwise.
         endpoint: base URL of its API; "" when nothing is known to run.
         reachable: whether a client on the operator's machine finds the model there.
         asked: the way by which the server was asked, in words.
@@ -88,6 +97,8 @@ class DeploymentStatus:
     state: State
     explanation: str
     checked: str
+    gate: str
+    gate_why: str
     endpoint: str
     reachable: bool
     asked: str
@@ -110,6 +121,7 @@ class _Answer:
     checked: str = ""
     attested: Sequence[Mapping[str, Any]] = ()
     invariants: Mapping[str, Any] | None = None
+    gate: Gate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +147,23 @@ def ask(deployment: Deployment) -> DeploymentStatus:
         key=lambda record: int(record["rank"]),
     )
     nodes = [answer.status for answer in answers]
+    gate = answers[0].gate if plan and plan.get("gate") else None
+    deployment.gate_key = gate.key if gate else ""
     verdict = _judge(deployment, nodes, ranks, plan)
     violations, violated = _violations(answers) if verdict.state != "stopped" else ({}, [])
     if violations:
         verdict = _violated(verdict, violations, violated)
     runs = verdict.state not in ("stopped", "unknown") or any(node.marked for node in nodes)
+    if gate and not gate.opened and verdict.state == "serving":
+        verdict = _Verdict("gated", f"{verdict.explanation}; {HELD}", verdict.seconds)
     endpoint = plan["endpoint"] if plan and runs else ""
     return DeploymentStatus(
         name=name,
         state=verdict.state,
         explanation=verdict.explanation,
         checked=answers[0].checked,
+        gate=("open" if gate.opened else "closed") if gate and runs else "",
+        gate_why=gate.why if gate and runs else "",
         endpoint=endpoint,
         reachable=bool(endpoint and plan and reachable_from_here(endpoint, plan["served_name"])),
         asked=str(deployment.way(endpoint)) if endpoint and not nodes[0].problem else "",
@@ -184,6 +202,7 @@ def _ask_node(name: str, index: int, node: Node) -> _Answer:
         (found["checked"] or {}).get("at", ""),
         [{**record, "node": node.host} for record in found["attested"]],
         found["invariants"],
+        Gate.found(found) if index == 0 else None,
     )
 
 
@@ -278,8 +297,8 @@ def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
         try:
             client.complete(plan["served_name"], "1", max_tokens=1, temperature=0)
         except BadAnswer as error:
-            if error.status in (401, 403):
-                return _Verdict("unknown", f"the server answers, but {_why_no_key(deployment)}")
+            if error.gated or error.status in (401, 403):
+                return _Verdict("unknown", f"the server answers, but {_why_not(deployment, error)}")
             return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
         except EngineError as error:
             # Behind a long queue ours may wait, but then others are served.
@@ -290,7 +309,9 @@ def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
         return _Verdict("serving", "a token came", round(time.monotonic() - started, 3))
 
 
-def _why_no_key(deployment: Deployment) -> str:
+def _why_not(deployment: Deployment, error: BadAnswer) -> str:
+    if error.gated:
+        return "holds requests, and its first node does not say how to be let through"
     if deployment.authorization:
         return "not to the VLLM_API_KEY of this environment: it was launched with another"
     return "its key is not known here: export VLLM_API_KEY, listed under secrets"

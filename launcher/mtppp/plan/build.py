@@ -94,6 +94,7 @@ def build_plan(
         at_own_risk=tuple(refusal.code for refusal in admission.overridden),
         invariants=spec.invariants,
         sample_every=spec.sample_every if spec.invariants != "off" else 0,
+        gate=cluster.verify.enabled,
         placement=Command(
             role="placement",
             argv=commands.placement(python=head.python, timeout=PLACEMENT_TIMEOUT),
@@ -113,6 +114,7 @@ def build_plan(
                 pipeline=parallel.pipeline,
                 draft_tokens=draft_tokens,
                 device=cluster.runtime.device,
+                gate=cluster.verify.enabled,
                 args=cluster.serve.args,
             ),
             env=on_head,

@@ -8,11 +8,15 @@ from typing import Any
 
 from mtppp.errors import ConfigurationError
 from mtppp.plan.plan import RayPorts
+from mtppp_patches.gate import MIDDLEWARE
 
 # vLLM's workers ask Ray for no CPU, and its tensors do not pass through Ray's object store.
 # Left alone, Ray forks an idle worker per core and reserves a third of the memory for the store.
 RAY_CPUS = 2
 RAY_OBJECT_STORE_BYTES = 512 * 2**20
+
+GATE = (f"--middleware={MIDDLEWARE}",)
+"""What has the API server hold requests; see `mtppp_patches.gate`."""
 
 
 def ray_head(
@@ -94,11 +98,13 @@ def server(
     pipeline: int,
     draft_tokens: int,
     device: str,
+    gate: bool,
     args: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """`vllm serve` on the first node.
 
     Args:
+        gate: whether requests are held until the deployment was verified.
         args: `serve.args` of the file, flags without dashes. They come last but for those that
             decide correctness, which the schema keeps out of `args`.
     """
@@ -134,6 +140,8 @@ def server(
         "--async-scheduling",
         *speculative,
         *flags({**(_CPU_ARGS if device == "cpu" else {}), **args}),
+        # After any other middleware: the last one is the outermost.
+        *(GATE if gate else ()),
     )
 
 

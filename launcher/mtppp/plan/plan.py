@@ -109,6 +109,7 @@ class Plan:
         at_own_risk: what the file says to go ahead with all the same.
         invariants: what a violation of a run-time invariant does: "count", "stop"; "off".
         sample_every: steps from one at which invariants are checked to the next; 0 when off.
+        gate: whether requests of others are held until the deployment was verified.
         placement: command that makes the placement group, on the first node.
         server: command that serves, on the first node.
         endpoint: base URL of the server.
@@ -133,6 +134,7 @@ class Plan:
     at_own_risk: tuple[str, ...]
     invariants: str
     sample_every: int
+    gate: bool
     placement: Command
     server: Command
     endpoint: str

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _LONG = (1024, 2048, 1024, 4096, 1024, 2048, 8192)
 
 # No tokenizer that matters makes fewer tokens of as many characters.
 _CHARACTERS_PER_TOKEN = 6
+
+_BRIEF = 96  # tokens
 
 _ENGLISH = 12  # so many of the passages are; the others are one a language
 
@@ -62,6 +65,12 @@ def own_set(count: int) -> list[Prompt]:
     pinned = PINNED.get(count)
     assert pinned is None or pinned == fingerprint(prompts), "the prompts are not those pinned"
     return prompts
+
+
+def brief_set(count: int) -> list[Prompt]:
+    """The first `count` texts of the set that have at most 96 tokens."""
+    brief = (prompt for prompt in map(_prompt, range(1 << 10)) if 0 < prompt.length <= _BRIEF)
+    return list(islice(brief, count))
 
 
 def fingerprint(prompts: Sequence[Prompt]) -> str:

@@ -14,7 +14,7 @@ from mtppp.engine.client import Acceptance
 from mtppp.errors import ConfigurationError
 from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
-from mtppp.verify.prompts import KNOWN_ANSWERS, Prompt
+from mtppp.verify.prompts import KNOWN_ANSWERS, KnownAnswer, Prompt
 from mtppp.verify.record import Record
 from mtppp.verify.servers import Identity, Server, changed, differences, survey
 from mtppp.verify.tiers import HARD_GAP, Tier
@@ -204,7 +204,7 @@ async def _run(
         assert scorer is not None
         if theirs:
             await _null(record, settings.tier, theirs, tokens)
-        await _scores(record, scorer)
+        await _scores(record, settings.tier, scorer)
         if theirs and ours:
             await _directions(record, ours)
         if not theirs:
@@ -292,6 +292,7 @@ def _client(server: Server, settings: Settings) -> BulkClient:
         timeout=settings.timeout,
         concurrency=settings.concurrency,
         socket=server.socket,
+        headers=server.headers,
     )
 
 
@@ -418,7 +419,7 @@ async def _null(record: Record, tier: Tier, theirs: Asking, tokens: int) -> None
     await theirs.answer("alone", keys[: tier.alone], tokens, concurrency=1)
 
 
-async def _scores(record: Record, scorer: Asking) -> None:
+async def _scores(record: Record, tier: Tier, scorer: Asking) -> None:
     """All scores, outliers once more, and the positive control."""
     for stage in ("candidate", "sampled", "null", "alone"):
         await scorer.score(stage, _emitted(record, stage))
@@ -432,6 +433,8 @@ async def _scores(record: Record, scorer: Asking) -> None:
         emitted = _emitted(record, stage)
         again = {key: emitted[key] for key in suspects[:CONFIRMED_REQUESTS]}
         await scorer.score(f"confirm/{stage}", again, alone=True)
+    if not tier.controlled:
+        return
     for stage, damaged in controls(record).items():
         await scorer.score(stage, {n: (d.key, d.tokens) for n, d in damaged.items()})
 
@@ -527,16 +530,22 @@ def _emitted(record: Record, stage: str) -> dict[str, tuple[str, Sequence[int]]]
 
 async def _known_answers(record: Record, ours: Asking) -> None:
     """How many texts that every model knows the candidate goes on with as expected."""
-    right = asked = 0
-    for known in KNOWN_ANSWERS:
+    went_on: list[bool] = []
+
+    async def ask(known: KnownAnswer) -> bool | None:
         ids = await ours.client.tokenize(ours.model, known.text)
         if ids is None:
-            break
+            return None
         answer = await ours.client.generate(ours.model, ids, KNOWN_TOKENS)
         text = await ours.client.detokenize(ours.model, answer.tokens) or ""
-        asked += 1
-        right += " ".join(text.split()).startswith(known.answer.strip())
-    record.note("known", {"asked": asked, "right": right})
+        return " ".join(text.split()).startswith(known.answer.strip())
+
+    def done(_: KnownAnswer, right: bool | None) -> None:
+        if right is not None:
+            went_on.append(right)
+
+    await for_each(KNOWN_ANSWERS, ask, done, ours.client.concurrency)
+    record.note("known", {"asked": len(went_on), "right": sum(went_on)})
 
 
 def _keep_acceptance(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -30,6 +30,7 @@ class Server:
         key: for the Authorization header.
         transport: how it is reached, for the report.
         socket: path of a Unix socket that leads to it; "" to connect from here.
+        headers: sent with each request besides.
     """
 
     role: str
@@ -38,6 +39,7 @@ class Server:
     key: str = ""
     transport: str = "directly"
     socket: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def same_server(one: Server, other: Server) -> bool:

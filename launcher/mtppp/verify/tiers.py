@@ -35,6 +35,7 @@ class Tier:
         tokens: at most so many tokens are generated for each.
         sampled: requests at temperature 1.
         alone: requests that the baseline repeats with nothing else running.
+        controlled: whether damage is done on purpose, without which nothing is a PASS.
         token_margin: share of damaged tokens that a PASS excludes, when they are spread.
         request_margin: share of ruined requests that a PASS excludes.
     """
@@ -46,6 +47,7 @@ class Tier:
     alone: int
     token_margin: float
     request_margin: float
+    controlled: bool = True
 
 
 TIERS: Mapping[str, Tier] = {
@@ -58,3 +60,6 @@ TIERS: Mapping[str, Tier] = {
 }
 
 SMOKE = "smoke"
+
+GLANCE = Tier("glance", 24, 8, 0, 0, token_margin=0.002, request_margin=0.025, controlled=False)
+"""What a launch ends with where no baseline is named: seconds, and never a PASS."""

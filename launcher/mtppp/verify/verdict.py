@@ -194,6 +194,7 @@ class Verdict:
 
     Attributes:
         why: what decided, most important first.
+        judged: whether there was something to judge; False where the servers cannot be compared.
         cause: where the fault is; "" when not known or none.
         power: share of damaged tokens, or of ruined requests -> chances.
         warnings: what does not change the verdict.
@@ -209,6 +210,7 @@ class Verdict:
     request_power: Mapping[float, Power] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
+    judged: bool = True
 
     @property
     def headline(self) -> str:
@@ -238,6 +240,7 @@ def judge(evidence: Evidence) -> Verdict:
             figures,
             acceptance,
             next_steps=(evidence.advice,),
+            judged=False,
         )
     outcome, why, steps = decide(evidence, figures)
     cause, because = _cause(evidence, figures) if outcome == "FAIL" else ("", "")

@@ -111,6 +111,9 @@ def launched(
             put(planned, f"attest/rank-000{planned.index}.json", attested)
             put(planned, "plan.json", deployment.plan.fields())
             put(planned, "launch.json", {"by": "ann@desk", "since": "T", "gpu_memory": memory})
+        put(deployment.plan.head, "gate-server.json", {"instance": "1"})
+        opened = {"instance": "1", "why": "PASS", "by": "ann@desk", "at": "T"}
+        put(deployment.plan.head, "gate-open.json", opened)
         if checked:
             put(deployment.plan.head, "checked.json", {"by": "ann@desk", "at": "T"})
         with EngineClient(deployment.plan.endpoint) as client:

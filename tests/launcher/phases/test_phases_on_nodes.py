@@ -55,7 +55,9 @@ def test_ship_puts_everything_there_once(deploy: Deploy, step: Step) -> None:
     ShipPlugins().run(deployment, step)
     first, second = (planned for _, planned in deployment.members)
     for planned in (first, second):
+        gate = ["gate-key"] if planned is first else []
         assert listing(planned.directory) == [
+            *gate,
             "launch.json",
             "plan.json",
             "ray-token",
@@ -78,6 +80,10 @@ def test_ship_puts_everything_there_once(deploy: Deploy, step: Step) -> None:
         ]
     tokens = {Path(planned.directory, "ray-token").read_text() for planned in (first, second)}
     assert [len(token) for token in tokens] == [64]
+    key = Path(first.directory, "gate-key")
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.read_text() == deployment.gate_key
+    assert deployment.gate_key not in deployment.plan.to_json()
     shipped = {
         path.relative_to(first.plugins).as_posix(): path.read_bytes()
         for path in Path(first.plugins).rglob("*")

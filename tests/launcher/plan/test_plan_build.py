@@ -116,7 +116,11 @@ def test_commands_on_the_first_node(make_plan: Callable[..., Plan]) -> None:
         "--max-num-batched-tokens=8192",
         "--max-num-seqs=128",
         "--enable-prefix-caching",
+        "--middleware=mtppp_patches.gate.Gate",
     )
+    ungated = make_plan(**CUT, verify={"enabled": False})
+    assert ungated.server.argv == plan.server.argv[:-1]
+    assert (plan.gate, ungated.gate) == (True, False)
 
 
 def test_the_same_input_gives_the_same_bytes(make_plan: Callable[..., Plan]) -> None:

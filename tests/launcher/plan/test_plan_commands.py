@@ -49,6 +49,7 @@ def serve_arguments(**changes: Any) -> dict[str, Any]:
         "pipeline": 2,
         "draft_tokens": 3,
         "device": "cuda",
+        "gate": False,
         "args": {},
     } | changes
 
@@ -129,6 +130,11 @@ def test_server_with_mtp() -> None:
         '{"method": "mtp", "num_speculative_tokens": 3}',
         "--max-model-len=131072",
     )
+
+
+def test_the_gate_is_outside_of_any_other_middleware() -> None:
+    argv = commands.server(**serve_arguments(gate=True, args={"middleware": "theirs.M"}))
+    assert argv[-2:] == ("--middleware=theirs.M", "--middleware=mtppp_patches.gate.Gate")
 
 
 def test_server_of_a_revision_without_speculation() -> None:

@@ -1,0 +1,160 @@
+"""Requests of others are held until a launch has verified what serves: with a real gate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import gated
+import pytest
+from click.testing import CliRunner
+
+from mtppp.cli import status as status_command
+from mtppp.cli.open import command as open_command
+from mtppp.console import Console, Step
+from mtppp.engine.client import EngineClient
+from mtppp.errors import MtpppError
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.gate import lets_in, look, open_gate
+from mtppp.phases.open import OpenByHand
+from mtppp.phases.phase import run_phases
+from mtppp.phases.reach import reachable_from_here
+from mtppp.phases.running import CompareWithRunning
+from mtppp.phases.ship import ShipPlugins
+from mtppp.phases.status import ask
+from mtppp_patches import gate as gate_module
+
+
+@pytest.fixture
+def start(free_port: int) -> Iterator[Callable[[Deployment], None]]:
+    """Start the server of a deployment, and Ray's stand-ins; another one if one runs."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(deployment: Deployment) -> None:
+        for process in started:
+            process.kill()
+            process.wait()
+        started.clear()
+        for planned in deployment.plan.nodes:
+            directory = planned.directory
+            env = {
+                "MTPPP_RUN_DIR": directory,
+                "PYTHONPATH": str(Path(gate_module.__file__).parents[1]),
+            }
+            commands = {"ray": ["sleep", "600"]}
+            if planned.index == 0:
+                commands["server"] = [sys.executable, gated.__file__, str(free_port)]
+            entries = []
+            for role, argv in commands.items():
+                process = subprocess.Popen(argv, env=env, start_new_session=True)
+                started.append(process)
+                ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+                entries.append(
+                    {"role": role, "pid": process.pid, "started": int(ticks), "log": "l"}
+                )
+            Path(directory, "processes.json").write_text(json.dumps(entries))
+        with EngineClient(deployment.plan.endpoint) as client:
+            while not client.healthy():
+                time.sleep(0.01)
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def launched(
+    deploy: Callable[..., Deployment], start: Callable[[Deployment], None], step: Step
+) -> Deployment:
+    """A deployment before it is verified, but for the ranks' records: its gate is closed."""
+    deployment = deploy(ray={"base_port": 10000 + 200 * (os.getpid() % 80)})
+    ShipPlugins().run(deployment, step)
+    Path(deployment.plan.head.directory, "checked.json").write_text('{"by": "ann", "at": "T"}')
+    start(deployment)
+    return deployment
+
+
+def from_another_machine(deployment: Deployment) -> Deployment:
+    """The same, to somebody who knows what the nodes tell and nothing else."""
+    return replace(deployment, gate_key="", adopted=False, finished=False)
+
+
+def test_until_it_is_verified_others_are_held_and_a_launch_goes_on(
+    launched: Deployment, step: Step
+) -> None:
+    endpoint = launched.plan.endpoint
+    assert not lets_in(launched, endpoint)
+    other = from_another_machine(launched)
+    status = ask(other)
+    assert (status.state, status.gate, status.gate_why) == ("gated", "closed", "")
+    assert status.explanation.startswith("a token came; others get 503")
+    assert status_command.exit_status(status) == 1
+    # There it is, though it says 503: no way has to be forwarded.
+    assert reachable_from_here(endpoint, launched.plan.served_name)
+    CompareWithRunning().run(other, step)
+    assert (other.adopted, other.finished) == (True, False)
+
+
+def test_it_is_opened_for_the_server_that_was_verified(launched: Deployment, step: Step) -> None:
+    open_gate(launched, look(launched), launched.plan.endpoint, "PASS of the smoke tier")
+    assert lets_in(launched, launched.plan.endpoint)
+    other = from_another_machine(launched)
+    status = ask(other)
+    assert (status.state, status.gate) == ("serving", "open")
+    assert status.gate_why.startswith("PASS of the smoke tier (")
+    CompareWithRunning().run(other, step)
+    assert other.finished
+    assert "open: PASS of the smoke tier" in step.note
+
+
+def test_a_server_that_was_restarted_meanwhile_stays_closed(
+    launched: Deployment, start: Callable[[Deployment], None]
+) -> None:
+    verified = look(launched)
+    start(launched)
+    with pytest.raises(MtpppError, match="another server runs there than was looked at"):
+        open_gate(launched, verified, launched.plan.endpoint, "PASS")
+    assert ask(from_another_machine(launched)).state == "gated"
+
+
+def test_an_earlier_launch_opens_nothing_for_the_next(
+    launched: Deployment, start: Callable[[Deployment], None], step: Step
+) -> None:
+    open_gate(launched, look(launched), launched.plan.endpoint, "PASS")
+    before = launched.gate_key
+    directory = Path(launched.plan.head.directory)
+    left = (directory / gate_module.OPEN_FILE).read_text()
+    ShipPlugins().run(launched, step)
+    assert not (directory / gate_module.OPEN_FILE).exists()
+    assert launched.gate_key != before
+    (directory / gate_module.OPEN_FILE).write_text(left)  # as if it could not be removed
+    start(launched)
+    assert not lets_in(launched, launched.plan.endpoint)
+    launched.gate_key = before
+    with launched.engine(launched.plan.endpoint) as client, pytest.raises(MtpppError, match="503"):
+        client.models()
+
+
+def test_opened_by_hand_it_says_so(launched: Deployment) -> None:
+    run_phases([OpenByHand()], launched, Console())
+    status = ask(from_another_machine(launched))
+    assert status.state == "serving"
+    assert status.gate_why.startswith("by hand, at your own risk (")
+    step = Step(Console(), "open")
+    OpenByHand().run(launched, step)
+    assert step.note.startswith("it is open: by hand")
+
+
+def test_nothing_is_opened_by_hand_without_saying_at_whose_risk(tmp_path: Path) -> None:
+    file = Path("cluster_configs/local-demo.yaml").absolute()
+    done = CliRunner().invoke(open_command, [str(file)])
+    assert done.exception is not None
+    assert "nothing was opened" in str(done.exception)
+    assert "--at-own-risk" in str(getattr(done.exception, "hint", ""))
