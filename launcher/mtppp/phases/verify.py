@@ -25,6 +25,8 @@ from mtppp.verify.verdict import Figures, Verdict
 
 KEY_VARIABLE = "MTPPP_BASELINE_KEY"
 
+_SELF_SCORED = "self-score, {0.outliers} of {0.tokens} tokens objected to; compared with nothing"
+
 _DEADLINE = 30.0  # seconds
 
 
@@ -98,7 +100,7 @@ class SelfScore(WithoutTrace):
         step.note = seen if sound else f"{verdict.headline}: {found}"
         step.succeeded = True if sound else verdict.passed
         section = deployment.cluster.verify
-        why = f"self-score: {seen}" if sound else _kept_open(section, verdict, "")
+        why = _SELF_SCORED.format(verdict.figures) if sound else _kept_open(section, verdict, "")
         _stop_if_told(deployment, outcome, "objects to its own tokens")
         if why:
             open_gate(deployment, gate, deployment.plan.endpoint, why)

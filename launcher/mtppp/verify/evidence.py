@@ -11,8 +11,8 @@ from mtppp.verify import measure
 from mtppp.verify.control import Damaged
 from mtppp.verify.measure import SPOTLESS, Judged, Pair
 from mtppp.verify.record import Record
-from mtppp.verify.run import acceptance, affected, controls, mismatches
-from mtppp.verify.statistics import sampled_p
+from mtppp.verify.run import LIKELIEST, acceptance, affected, controls, mismatches
+from mtppp.verify.sampled import Draw, sampled_p, sampled_power
 from mtppp.verify.stored import control_scores, forced_pairs, free_pairs
 from mtppp.verify.tiers import ALPHA, HARD_GAP, RUINED, TESTS, Tier
 from mtppp.verify.verdict import (
@@ -192,11 +192,23 @@ def _known(record: Record) -> tuple[int, int] | None:
 
 def _sampled(record: Record, tier: Tier) -> Sampled | None:
     answers, scores = record.answers.get("sampled", {}), record.scores.get("sampled", {})
-    tokens = [
-        (token == best, math.exp(min(0.0, logprob + gap)), logprob)
+    draws = [
+        Draw(token == best, rank > LIKELIEST, math.exp(min(0.0, logprob + gap)), rest)
         for key, one in scores.items()
-        for token, best, gap, logprob in zip(
-            answers[key].tokens, one.best, one.gap, one.logprob, strict=True
+        for token, best, rank, gap, logprob, rest in zip(
+            answers[key].tokens,
+            one.best,
+            one.rank,
+            one.gap,
+            one.logprob,
+            record.rest[key],
+            strict=True,
         )
     ]
-    return Sampled(len(tokens), sampled_p(tokens, tier.token_margin)) if tokens else None
+    if not draws:
+        return None
+    alpha, margin = ALPHA / TESTS, tier.token_margin
+    power = {
+        share: sampled_power(draws, margin, replaced=share, alpha=alpha) for share in (0.05, 0.01)
+    }
+    return Sampled(len(draws), sampled_p(draws, margin), power)

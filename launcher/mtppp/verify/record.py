@@ -7,12 +7,14 @@ in the order in which they came:
     {"stage": "candidate", "key": "prose-0", "tokens": [...], "finish": "length"}
     {"stage": "score/candidate", "key": "prose-0", "gap": [...], "rank": [...], "best": [...],
      "logprob": [...]}
+    {"stage": "rest", "key": "prose-0", "mass": [...]}
     {"stage": "likeliest", "key": "prose-0", "positions": [[[7, -0.1], [9, -3.2], ...], ...]}
     {"stage": "note", "key": "...", "content": {...}}
 
 Stages of answers are candidate, sampled, null, alone and again; the first four have one of scores,
 and so have confirm/candidate, confirm/null, control, ruin, self and reverse. A stored baseline has
-null, again and likeliest.
+null, again and likeliest. The mass is the probability of what is none of the eight likeliest, at
+each token of the sampled answer.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class Record:
         scores: stage -> key -> scores.
         likeliest: key -> for each token of the null's answer, the likeliest ones there and their
             log probabilities, nats.
+        rest: key -> for each token of the sampled answer, the probability of all that are none of
+            the likeliest there.
         notes: key -> whatever was noted.
     """
 
@@ -51,6 +55,7 @@ class Record:
         self.answers: dict[str, dict[str, Answer]] = {}
         self.scores: dict[str, dict[str, Scores]] = {}
         self.likeliest: dict[str, list[dict[int, float]]] = {}
+        self.rest: dict[str, list[float]] = {}
         self.notes: dict[str, dict[str, Any]] = {}
 
     @classmethod
@@ -121,6 +126,11 @@ class Record:
         ]
         self._append({"stage": "likeliest", "key": key, "positions": kept})
 
+    def add_rest(self, key: str, mass: list[float]) -> None:
+        self.rest[key] = mass
+        rounded = [float(f"{one:.4g}") for one in mass]
+        self._append({"stage": "rest", "key": key, "mass": rounded})
+
     def note(self, key: str, content: Mapping[str, Any]) -> None:
         """Keep something else that was found out."""
         self.notes[key] = dict(content)
@@ -157,6 +167,8 @@ class Record:
             self.prompts[key] = (entry["kind"], tuple(entry["ids"]))
         elif stage == "likeliest":
             self.likeliest[key] = [dict(position) for position in entry["positions"]]
+        elif stage == "rest":
+            self.rest[key] = entry["mass"]
         elif stage == "note":
             self.notes[key] = entry["content"]
         elif stage.startswith("score/"):

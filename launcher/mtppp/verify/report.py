@@ -82,6 +82,13 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
             "sampled",
             f"{evidence.sampled.tokens} tokens at temperature 1; p = {evidence.sampled.p:.2g}",
         )
+        yield from _wrapped(
+            " ",
+            "; ".join(
+                f"were {share * 100:g} % of them replaced: FAIL with {_percent(chance)}"
+                for share, chance in evidence.sampled.power.items()
+            ),
+        )
     if evidence.control:
         yield from _wrapped("control", _control(evidence.control, figures))
     label = "power"
@@ -177,4 +184,5 @@ def _wrapped(label: str, text: str) -> list[str]:
         initial_indent=f"  {label:<{_LABEL}}" if label else "  ",
         subsequent_indent=" " * (_LABEL + 2) if label else "  ",
         break_on_hyphens=False,
+        break_long_words=False,
     ) or [f"  {label}"]

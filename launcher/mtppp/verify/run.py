@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -22,7 +23,8 @@ from mtppp.verify.tiers import HARD_GAP, Tier
 CONFIRMED_REQUESTS = 64
 DIRECTED_REQUESTS = 64
 LIKELIEST = 8
-"""Tokens that a stored baseline keeps of each position."""
+"""Tokens whose probabilities are asked for, at each position of what a stored baseline keeps and of
+what was sampled."""
 SHORTEST_PROMPT = 4
 KNOWN_TOKENS = 12
 
@@ -121,6 +123,33 @@ class Asking:
         await self._each(
             "baseline: scores",
             [key for key in answers if key not in done],
+            work,
+            keep,
+            of=len(answers),
+            concurrency=None,
+        )
+
+    async def score_sampled(self) -> None:
+        """Score what was sampled, and keep how likely all but the likeliest would have been."""
+        record = self._record
+        done = record.scores.setdefault("sampled", {})
+        answers = _emitted(record, "sampled")
+
+        async def work(key: str) -> tuple[Scores, list[float]]:
+            ids = record.prompts[key][1]
+            whole = [*ids, *answers[key][1]]
+            scores, likeliest = await self.client.likeliest(self.model, whole, len(ids), LIKELIEST)
+            tokens = zip(answers[key][1], scores.rank, likeliest, strict=True)
+            return scores, [_rest(*token) for token in tokens]
+
+        def keep(key: str, result: tuple[Scores, list[float]]) -> None:
+            # Scores are written last: what has them is complete.
+            record.add_rest(key, result[1])
+            record.add_scores("sampled", key, result[0])
+
+        await self._each(
+            f"{self.client.role}: scores (sampled)",
+            [key for key in answers if key not in done or key not in record.rest],
             work,
             keep,
             of=len(answers),
@@ -421,8 +450,9 @@ async def _null(record: Record, tier: Tier, theirs: Asking, tokens: int) -> None
 
 async def _scores(record: Record, tier: Tier, scorer: Asking) -> None:
     """All scores, outliers once more, and the positive control."""
-    for stage in ("candidate", "sampled", "null", "alone"):
+    for stage in ("candidate", "null", "alone"):
         await scorer.score(stage, _emitted(record, stage))
+    await scorer.score_sampled()
     above, _ = measure.threshold(record.scores["null"], list(record.prompts))
     for stage in ("candidate", "null"):
         suspects = [
@@ -517,6 +547,14 @@ async def _context(record: Record, server: Asking) -> None:
         ]
         worst.append(asdict(Worst(key, position, -gap, *texts)))
     record.note("worst", {"tokens": worst})
+
+
+def _rest(token: int, rank: int, position: Mapping[int, float]) -> float:
+    """The probability of all tokens that are none of the likeliest at a position."""
+    likeliest = (
+        logprob for other, logprob in position.items() if other != token or rank <= LIKELIEST
+    )
+    return max(0.0, 1 - sum(map(math.exp, likeliest)))
 
 
 def _emitted(record: Record, stage: str) -> dict[str, tuple[str, Sequence[int]]]:

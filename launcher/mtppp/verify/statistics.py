@@ -12,14 +12,6 @@ from collections.abc import Iterable, Sequence
 
 BOOTSTRAP_DRAWS = 5000
 
-# Rates of a token being replaced that the alternatives of the sampled test mix.
-_REPLACED = (0.001, 0.01, 0.1)
-# How many times likelier than expected the best token is missed.
-_MISSED = (1.2, 1.5, 2.0, 4.0, 16.0)
-
-# No vocabulary is larger. A smaller number would be sharper and wrong for some model.
-_VOCABULARY = 1 << 18
-
 
 def binomial_upper(events: int, trials: int, alpha: float) -> float:
     """The rate below which the true one is, with confidence 1 - alpha (Clopper and Pearson)."""
@@ -118,32 +110,3 @@ def bootstrap_upper(differences: Sequence[int], units: int, alpha: float) -> flo
         for _ in range(BOOTSTRAP_DRAWS)
     )
     return sums[math.ceil((1 - alpha) * BOOTSTRAP_DRAWS) - 1] / units
-
-
-def sampled_p(tokens: Iterable[tuple[bool, float, float]], tolerance: float) -> float:
-    """Of tokens sampled at temperature 1: P(as much against the baseline's probabilities).
-
-    A likelihood ratio against the baseline is a martingale with mean 1 if the tokens were drawn
-    from it, however they depend on each other; by Ville's inequality it reaches 1/p with
-    probability p at most. Ratios of several alternatives are averaged.
-
-    Args:
-        tokens: whether the token is the baseline's best, the best's probability, the token's
-            log probability (nats).
-        tolerance: by how much the best may be missed more often than expected.
-    """
-    replaced = [0.0] * len(_REPLACED)
-    missed = [0.0] * len(_MISSED)
-    for is_best, best, logprob in tokens:
-        # A uniform draw from a vocabulary no smaller than the true one has mean ratio <= 1.
-        uniform = math.exp(min(700.0, -logprob)) / _VOCABULARY
-        for i, rate in enumerate(_REPLACED):
-            replaced[i] += math.log1p(rate * (uniform - 1))
-        miss = min(1.0, max(0.0, 1 - best) + tolerance)
-        for i, factor in enumerate(_MISSED):
-            scale = 1 - miss + factor * miss
-            missed[i] += (0.0 if is_best else math.log(factor)) - math.log(scale)
-    logs = [*replaced, *missed]
-    largest = max(logs)
-    mean = largest + math.log(sum(math.exp(value - largest) for value in logs) / len(logs))
-    return math.exp(-max(0.0, mean))

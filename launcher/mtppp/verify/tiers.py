@@ -61,5 +61,5 @@ TIERS: Mapping[str, Tier] = {
 
 SMOKE = "smoke"
 
-GLANCE = Tier("glance", 24, 8, 0, 0, token_margin=0.002, request_margin=0.025, controlled=False)
+GLANCE = Tier("glance", 16, 8, 0, 0, token_margin=0.002, request_margin=0.025, controlled=False)
 """What a launch ends with where no baseline is named: seconds, and never a PASS."""

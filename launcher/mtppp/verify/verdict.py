@@ -93,10 +93,16 @@ class Directions:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens at temperature 1: how many, and P(as much against the baseline's probabilities)."""
+    """Tokens at temperature 1.
+
+    Attributes:
+        p: P(as much against the baseline's probabilities).
+        power: share of tokens replaced at random -> chance of FAIL.
+    """
 
     tokens: int
     p: float
+    power: Mapping[float, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +202,8 @@ class Verdict:
         why: what decided, most important first.
         judged: whether there was something to judge; False where the servers cannot be compared.
         cause: where the fault is; "" when not known or none.
-        power: share of damaged tokens, or of ruined requests -> chances.
+        token_power, request_power: share of damaged tokens, or of ruined requests -> chances.
+        sampled_power: share of sampled tokens that are replaced -> chance of FAIL.
         warnings: what does not change the verdict.
         next_steps: what to do.
     """
@@ -206,6 +213,7 @@ class Verdict:
     figures: Figures
     acceptance: AcceptanceVerdict
     cause: str = ""
+    sampled_power: Mapping[float, float] = field(default_factory=dict)
     token_power: Mapping[float, Power] = field(default_factory=dict)
     request_power: Mapping[float, Power] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -258,6 +266,7 @@ def judge(evidence: Evidence) -> Verdict:
         figures,
         acceptance,
         cause=cause,
+        sampled_power=dict(evidence.sampled.power) if evidence.sampled else {},
         token_power={s: design.of_tokens(s) for s in (0.01, 0.001)} if powers else {},
         request_power={s: design.of_requests(s, figures.bounded) for s in (0.05, 0.01)}
         if powers
@@ -587,6 +596,9 @@ def as_dict(verdict: Verdict) -> dict[str, Any]:
         "power": {
             "damaged_tokens": _powers(verdict.token_power),
             "ruined_requests": _powers(verdict.request_power),
+            "sampled_tokens": [
+                {"share": share, "fails": chance} for share, chance in verdict.sampled_power.items()
+            ],
         },
         "acceptance": {
             "verdict": acceptance.outcome,

@@ -178,7 +178,7 @@ class Replay:
     def scored(self, ids: tuple[int, ...], count: int = 1) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` of prompt and answer; of the others, one more was recorded."""
         positions: list[dict[str, Any] | None] = [None]
-        positions += [{str(token): {"logprob": -0.1, "rank": 1}} for token in ids[1:]]
+        positions += [{str(token): {"logprob": -1e-4, "rank": 1}} for token in ids[1:]]
         recorded = _prompt_of(ids)
         if recorded is None:
             return positions

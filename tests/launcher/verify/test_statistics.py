@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import random
 
 import pytest
 from scipy import stats
@@ -15,7 +13,6 @@ from mtppp.verify.statistics import (
     binomial_lower,
     binomial_upper,
     bootstrap_upper,
-    sampled_p,
     sign_flip_p,
 )
 
@@ -75,29 +72,3 @@ def test_bootstrap_is_wider_when_damage_is_in_few_prompts() -> None:
     assert spread == pytest.approx(0.0131, rel=0.05)
     assert lumped == pytest.approx(0.0198, rel=0.12)
     assert bootstrap_upper([0] * 100, 10_000, ALPHA) == 0.0
-
-
-def _sampled(
-    draw: random.Random, tokens: int, replaced: float, greedy: bool = False
-) -> list[tuple[bool, float, float]]:
-    """Tokens of a model with 500 words, the best of which has one of three probabilities."""
-    result = []
-    for _ in range(tokens):
-        best = draw.choice((0.5, 0.9, 0.999))
-        is_best = draw.random() < (1 / 500 if draw.random() < replaced else best)
-        is_best = is_best or greedy
-        result.append((is_best, best, math.log(best if is_best else (1 - best) / 499)))
-    return result
-
-
-def test_sampled_tokens_of_the_baseline_itself_are_seldom_suspected() -> None:
-    draw = random.Random(3)
-    p = [sampled_p(_sampled(draw, 300, 0.0), 0.001) for _ in range(400)]
-    assert sum(value <= 0.05 for value in p) <= 0.05 * 400
-    assert min(p) > ALPHA
-
-
-def test_replaced_tokens_are_seen() -> None:
-    draw = random.Random(4)
-    assert sampled_p(_sampled(draw, 2000, 0.1), 0.001) < 1e-6
-    assert sampled_p([], 0.001) == 1.0
