@@ -21,7 +21,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +48,7 @@ PAGE = ROOT / "docs/verify-power.md"
 SMOKE = TIERS["smoke"]
 FALSE_FAIL = 0.002
 FAULTY_RUNS = 300
+SAMPLED_DAMAGE = 0.05
 NOISE = (0.0, 1e-4, 1e-3)
 """Outliers per token that are added to the recorded ones, on both sides alike."""
 
@@ -162,16 +163,21 @@ def over_http(chosen: dict[str, Fault], runs: int) -> int:
             outcomes: Counter[str] = Counter()
             causes: Counter[str] = Counter()
             design: Design | None = None
+            sampled: Mapping[float, float] = {}
             for seed in range(runs):
                 outcome = servers.compare(fault, seed)
                 outcomes[outcome.verdict.outcome] += 1
                 causes[outcome.verdict.cause] += 1
                 figures = outcome.verdict.figures
+                sampled = outcome.verdict.sampled_power
                 if figures.tokens and design is None:
                     sizes = figures.requests, figures.tokens
                     design = Design(SMOKE, *sizes, 0.0, figures.sensitivity)
             power = None
-            if design and fault.tokens:
+            if fault.sampled:
+                # Nothing else depends on what is sampled.
+                power = Power(sampled[SAMPLED_DAMAGE], sampled[SAMPLED_DAMAGE])
+            elif design and fault.tokens:
                 power = design.of_tokens(fault.tokens)
             elif design and fault.requests:
                 power = design.of_requests(fault.requests, design.requests)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify import measure
 from mtppp.verify.control import Damaged
+from mtppp.verify.formats import format_of, gaps_of
 from mtppp.verify.measure import SPOTLESS, Judged, Pair
 from mtppp.verify.record import Record
 from mtppp.verify.run import LIKELIEST, acceptance, affected, controls, mismatches
@@ -51,6 +52,10 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
         reference=acceptance(record, "baseline"),
         itself=not record.answers.get("null"),
         known=_known(record),
+        formats=tuple(
+            record.notes.get(f"format/{role}", {}).get("format", "")
+            for role in ("candidate", "baseline")
+        ),
         reasons=tuple(_reasons(record, same_model=same_model)),
     )
 
@@ -75,6 +80,10 @@ def evidence_by_stored(
         forced=forced_pairs(record, stored, above),
         drafted=acceptance(record, "candidate"),
         reference=acceptance(stored, "baseline"),
+        formats=(
+            record.notes.get("format/candidate", {}).get("format", ""),
+            format_of(gap for one in stored.likeliest.values() for gap in gaps_of(one)),
+        ),
         reasons=tuple(_reasons(record, same_model=same_model)),
     )
 

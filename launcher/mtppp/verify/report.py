@@ -184,5 +184,4 @@ def _wrapped(label: str, text: str) -> list[str]:
         initial_indent=f"  {label:<{_LABEL}}" if label else "  ",
         subsequent_indent=" " * (_LABEL + 2) if label else "  ",
         break_on_hyphens=False,
-        break_long_words=False,
     ) or [f"  {label}"]

@@ -50,6 +50,7 @@ def result(
             "fails": control.fails,
             "ruined": {"made": control.ruined_made, "seen": control.ruined_seen},
         },
+        "formats": dict(zip(("candidate", "baseline"), evidence.formats, strict=True)),
         "known": evidence.known and dict(zip(("right", "asked"), evidence.known, strict=True)),
         "sampled": evidence.sampled and {"tokens": evidence.sampled.tokens},
         "directions": directions

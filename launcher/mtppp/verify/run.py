@@ -15,6 +15,7 @@ from mtppp.engine.client import Acceptance
 from mtppp.errors import ConfigurationError
 from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
+from mtppp.verify.formats import format_of, gaps_of
 from mtppp.verify.prompts import KNOWN_ANSWERS, KnownAnswer, Prompt
 from mtppp.verify.record import Record
 from mtppp.verify.servers import Identity, Server, changed, differences, survey
@@ -22,6 +23,7 @@ from mtppp.verify.tiers import HARD_GAP, Tier
 
 CONFIRMED_REQUESTS = 64
 DIRECTED_REQUESTS = 64
+FORMAT_REQUESTS = 4
 LIKELIEST = 8
 """Tokens whose probabilities are asked for, at each position of what a stored baseline keeps and of
 what was sampled."""
@@ -236,6 +238,7 @@ async def _run(
         await _scores(record, settings.tier, scorer)
         if theirs and ours:
             await _directions(record, ours)
+            await _formats(record, (ours, theirs))
         if not theirs:
             await _known_answers(record, scorer)
         await _context(record, scorer)
@@ -309,6 +312,8 @@ def run_stored(
                 if answer.tokens
             }
             await ours.score("reverse", answers)
+            if any(max(one.gap) > HARD_GAP for one in record.scores["reverse"].values()):
+                await _format(record, ours, list(answers.values()))
 
     asyncio.run(ask())
 
@@ -491,6 +496,29 @@ async def _directions(record: Record, ours: Asking) -> None:
     for stage, answers in (("self", "candidate"), ("reverse", "null")):
         emitted = _emitted(record, answers)
         await ours.score(stage, {key: emitted[key] for key in keys if key in emitted})
+
+
+async def _formats(record: Record, servers: Sequence[Asking]) -> None:
+    """In which number format each computes: rounding of another makes outliers, too."""
+    emitted = _emitted(record, "candidate")
+    answers = [emitted[key] for key in affected(record) if key in emitted]
+    if answers:
+        for server in servers:
+            await _format(record, server, answers)
+
+
+async def _format(
+    record: Record, server: Asking, answers: Sequence[tuple[str, Sequence[int]]]
+) -> None:
+    """Keep the number format of one server, by what it thinks of the first few answers."""
+    gaps: list[float] = []
+    for key, tokens in answers[:FORMAT_REQUESTS]:
+        ids = record.prompts[key][1]
+        _, likeliest = await server.client.likeliest(
+            server.model, [*ids, *tokens], len(ids), LIKELIEST
+        )
+        gaps += gaps_of(likeliest)
+    record.note(f"format/{server.client.role}", {"format": format_of(gaps)})
 
 
 def affected(record: Record) -> list[str]:

@@ -121,6 +121,7 @@ class Evidence:
         itself: the candidate scored its own answers, for want of a baseline.
         forced: of a stored baseline's answers, what the candidate thinks of each token against what
             the baseline does; `pairs` then reach as far as the candidate's answers are the same.
+        formats: number formats of candidate and baseline; "" where that is not known.
         known: texts that any model knows, gone on with as expected, and asked.
     """
 
@@ -139,6 +140,13 @@ class Evidence:
     fixed: Sequence[Pair] | None = None
     forced: Sequence[Pair] | None = None
     known: tuple[int, int] | None = None
+    formats: tuple[str, ...] = ("", "")
+
+    @property
+    def formats_differ(self) -> bool:
+        """Whether candidate and baseline were seen to compute in different number formats."""
+        ours, theirs = self.formats
+        return bool(ours and theirs) and ours != theirs
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +384,17 @@ def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], li
     noise = _noise(evidence, figures)
     if noise:
         return "INCONCLUSIVE", [noise], ["restart the baseline, or take another one"]
+    if failed and evidence.formats_differ:
+        ours, theirs = evidence.formats
+        return (
+            "INCONCLUSIVE",
+            [
+                f"the candidate computes in {ours}, the baseline in {theirs}: what the baseline"
+                " objects to may be rounding, of which its own answers show nothing",
+                *failed,
+            ],
+            ["take a baseline in the candidate's number format (--dtype)"],
+        )
     if failed:
         return "FAIL", failed, []
     return _pass_or_not(evidence, figures)

@@ -202,6 +202,17 @@ def test_a_mismatch_stands_above_all_figures() -> None:
     assert (found.outcome, found.why) == ("INCONCLUSIVE", ("another tokenizer",))
 
 
+def test_other_number_formats_explain_outliers_and_hide_no_pass() -> None:
+    differ = {"formats": ("bfloat16", "a finer format than bfloat16")}
+    found = verdict([judged(1)] * 30, **differ)
+    assert found.outcome == "INCONCLUSIVE"
+    assert "the candidate computes in bfloat16, the baseline in a finer" in found.why[0]
+    assert "are none that the baseline would have emitted" in found.why[1]
+    assert verdict([judged(1)] * 30, formats=("bfloat16", "bfloat16")).outcome == "FAIL"
+    assert verdict([judged(1)] * 30, formats=("", "bfloat16")).outcome == "FAIL"
+    assert verdict(**differ).outcome == "PASS"
+
+
 def test_sampling_alone_can_fail() -> None:
     found = verdict(sampled=Sampled(1600, 1e-5), directions=Directions(NONE, NONE, NONE, NONE))
     assert (found.outcome, found.cause) == ("FAIL", "sampling")
