@@ -17,6 +17,7 @@ from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.gate import AT_OWN_RISK
+from mtppp.phases.identity import identity
 from mtppp.phases.status import DeploymentStatus, ask
 from mtppp.phases.verify import candidate_of
 from mtppp.verify.run import Settings
@@ -139,6 +140,7 @@ def _serving(target: Deployment) -> tuple[Server, dict[str, Any]]:
         "evidence": status.evidence,
         "patches": " ".join(sorted({name for rank in status.ranks for name in rank["patches"]})),
     }
+    about |= identity(target)
     if AT_OWN_RISK in status.gate_why:
         about["gate"] = f"open, {status.gate_why}"
     if status.at_own_risk:

@@ -20,6 +20,7 @@ import calendar
 import errno
 import fcntl
 import glob
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -306,9 +307,38 @@ def _model_config(path: str) -> str | None:
 
 def _cached_config(model: str, revision: str, cache: str) -> str | None:
     """The config.json that vLLM finds in this node's cache of the hub; None before a download."""
+    return _model_config(_cached(model, revision, cache))
+
+
+def _cached(model: str, revision: str, cache: str) -> str:
+    """Where a model of a hub is in this node's cache."""
     store = os.path.join(os.path.expanduser(cache), "models--" + model.replace("/", "--"))
     commit = _tail(os.path.join(store, "refs", revision), 100).strip() or revision
-    return _model_config(os.path.join(store, "snapshots", commit))
+    return os.path.join(store, "snapshots", commit)
+
+
+def op_weights(path: str | None, hub: Mapping[str, str] | None) -> dict[str, Any]:
+    """What a model's weights are, without reading all of them.
+
+    `sha256` is of name, size and header of each safetensors file: the header has name, type, shape
+    and place of each tensor. Other numbers in the same places have the same one.
+    """
+    directory = _cached(**hub) if hub else os.path.expanduser(path or "")
+    digest, total = hashlib.sha256(), 0
+    files = sorted(glob.glob(os.path.join(glob.escape(directory), "*.safetensors")))
+    for name in files:
+        with open(name, "rb") as f:
+            size = os.fstat(f.fileno()).st_size
+            beginning = f.read(8)
+            header = f.read(min(size, int.from_bytes(beginning, "little")))
+        digest.update(b"%s %d " % (os.path.basename(name).encode(), size) + beginning + header)
+        total += size
+    return {
+        "files": len(files),
+        "bytes": total,
+        "sha256": digest.hexdigest() if files else "",
+        "config": _json(os.path.join(directory, "config.json")),
+    }
 
 
 # ---- files ---------------------------------------------------------------------------------

@@ -205,6 +205,11 @@ class Node:
             found["held_by"] = None  # it is we who work on it
         return found
 
+    def weights(self, path: str | None, hub: Mapping[str, str] | None) -> dict[str, Any]:
+        """`files`, `bytes` and `sha256` of a model's weights, and its `config`; see the agent."""
+        request = {"op": "weights", "path": path, "hub": dict(hub) if hub else None}
+        return self._ask(request, timeout=90)
+
     def gpu_memory(self) -> dict[str, Any]:
         """`used`: bytes on each GPU, or None and perhaps a `reason`."""
         return self._ask({"op": "gpu_memory"}, timeout=60)

@@ -54,7 +54,7 @@ def gather(deployment: Deployment) -> list[HostFacts]:
         answers[index] = deployment.nodes[index].facts(
             address=cluster.nodes[index].address,
             model_path=cluster.model.id if cluster.model.is_path else None,
-            hub=None if cluster.model.is_path else _in_hub(cluster),
+            hub=None if cluster.model.is_path else in_hub(cluster),
             ports=[*listened(ports[index], head=head), *([cluster.serve.port] if head else [])],
         )
 
@@ -62,7 +62,7 @@ def gather(deployment: Deployment) -> list[HostFacts]:
     return [answers[index] for index in range(len(deployment.nodes))]
 
 
-def _in_hub(cluster: Cluster) -> dict[str, str]:
+def in_hub(cluster: Cluster) -> dict[str, str]:
     """The model of a hub, and where vLLM keeps what it downloads: it sees no other variables."""
     env = cluster.runtime.env
     home = env.get("HF_HOME", "~/.cache/huggingface")

@@ -8,6 +8,7 @@ import tempfile
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mtppp.cluster.schema import Verify as Section
 from mtppp.console import Step
@@ -15,6 +16,7 @@ from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.gate import AT_OWN_RISK, look, open_gate
+from mtppp.phases.identity import identity
 from mtppp.phases.phase import WithoutTrace
 from mtppp.verify.prompts import brief_set, own_set
 from mtppp.verify.run import Settings
@@ -90,7 +92,7 @@ class SelfScore(WithoutTrace):
             brief_set(GLANCE.requests),
             candidate=candidate_of(deployment, deployment.plan.endpoint),
             baseline=None,
-            about={"candidate": {"evidence": deployment.plan.evidence}},
+            about=_about(deployment),
             progress=step.progress,
         )
         verdict = outcome.verdict
@@ -160,6 +162,10 @@ def _tier(deployment: Deployment) -> str:
     return (recorded_tier(stored) if stored else TIERS[SMOKE]).name
 
 
+def _about(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    return {"candidate": {"evidence": deployment.plan.evidence} | identity(deployment)}
+
+
 def candidate_of(deployment: Deployment, endpoint: str) -> Server:
     """A deployment's server, reached as its other requests are.
 
@@ -188,7 +194,7 @@ def _verified(deployment: Deployment, step: Step) -> Outcome:
         settings=Settings(tier),
         prompts=own_set(tier.requests),
         candidate=candidate_of(deployment, plan.endpoint),
-        about={"candidate": {"evidence": plan.evidence}},
+        about=_about(deployment),
         progress=step.progress,
     )
     if section.baseline:

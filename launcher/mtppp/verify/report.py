@@ -167,7 +167,8 @@ def _shown(text: str, limit: int) -> str:
 
 def _identity(identity: Mapping[str, Any]) -> str:
     release = f", vLLM {identity['release']}" if identity.get("release") else ""
-    about = "".join(f", {key} {value}" for key, value in identity.get("about", {}).items())
+    known = identity.get("about", {})
+    about = "".join(f", {key} {value}" for key, value in known.items() if key != "argv")
     way = "" if identity["transport"] == "directly" else f" {identity['transport']}"
     return f"{identity['model']} ({identity['root']}) at {identity['url']}{way}{release}{about}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -184,8 +184,8 @@ def record_baseline(
             hint="restart it without speculative decoding, or take another server",
         )
     null = measure.quantiles(gaps)
-    date = datetime.now(UTC).date().isoformat()
-    record.note("null", {"tokens": len(gaps), "outliers": outliers, "date": date, **null})
+    today = datetime.now(UTC).date().isoformat()
+    record.note("null", {"tokens": len(gaps), "outliers": outliers, "date": today, **null})
     return f"{len(record.answers['null'])} answers, {len(gaps)} tokens, {outliers} outliers"
 
 
@@ -218,7 +218,9 @@ def verify_by_stored(
     described = manifest(settings, prompts, candidate=candidate.url, stored_baseline=digest)
     record = _unfinished(Record.open(directory, described), _JUDGED)
     identity = baseline.notes["identity/baseline"]
-    about_baseline = {**identity["about"], "recorded": baseline.notes["null"]["date"]}
+    recorded = date.fromisoformat(baseline.notes["null"]["date"])
+    days = (datetime.now(UTC).date() - recorded).days
+    about_baseline = {**identity["about"], "recorded": f"{recorded}, {days} days ago"}
     record.note("identity/baseline", {**identity, "about": about_baseline})
     asking = partial(
         run.run_stored,

@@ -105,7 +105,7 @@ def requests(directory: str) -> dict[str, dict[str, Any]]:
     }
 
 
-OF_NO_DIRECTORY = ("look", "gpu_memory", "listeners")
+OF_NO_DIRECTORY = ("look", "gpu_memory", "listeners", "weights")
 OPERATIONS = sorted(requests(""))
 
 
@@ -449,3 +449,26 @@ def test_the_agent_needs_nothing_but_ascii_to_travel() -> None:
         check=True,
     )
     assert json.loads(done.stdout) == {"answer": {"uid": UID}}
+
+
+def test_weights_are_known_by_their_headers(tmp_path: Path) -> None:
+    def weights() -> dict[str, Any]:
+        answer: dict[str, Any] = ask("weights", path=str(tmp_path), hub=None)["answer"]
+        return answer
+
+    assert weights() == {"files": 0, "bytes": 0, "sha256": "", "config": None}
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    for number in (1, 2):
+        data = len(header).to_bytes(8, "little") + header + bytes([number] * 4)
+        (tmp_path / f"model-{number}.safetensors").write_bytes(data)
+    (tmp_path / "config.json").write_text('{"model_type": "demo"}')
+    first = weights()
+    assert (first["files"], first["bytes"]) == (2, 2 * (8 + len(header) + 4))
+    assert first["config"] == {"model_type": "demo"}
+    assert weights() == first
+    renamed = header.replace(b'"a"', b'"b"')
+    (tmp_path / "model-2.safetensors").write_bytes(
+        len(renamed).to_bytes(8, "little") + renamed + bytes([2] * 4)
+    )
+    assert weights()["sha256"] != first["sha256"]
+    assert weights()["bytes"] == first["bytes"]

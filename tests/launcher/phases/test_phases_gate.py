@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -20,8 +22,10 @@ from mtppp.cli.open import command as open_command
 from mtppp.console import Console, Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
+from mtppp.model.config import find_config
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.gate import lets_in, look, open_gate
+from mtppp.phases.identity import identity
 from mtppp.phases.open import OpenByHand
 from mtppp.phases.phase import run_phases
 from mtppp.phases.reach import reachable_from_here
@@ -29,6 +33,8 @@ from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
 from mtppp_patches import gate as gate_module
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
@@ -158,3 +164,14 @@ def test_nothing_is_opened_by_hand_without_saying_at_whose_risk(tmp_path: Path) 
     assert done.exception is not None
     assert "nothing was opened" in str(done.exception)
     assert "--at-own-risk" in str(getattr(done.exception, "hint", ""))
+
+
+def test_a_report_names_weights_configuration_and_command(
+    launched: Deployment, demo_directory: Path
+) -> None:
+    model = launched.cluster.model.model_copy(update={"id": str(demo_directory)})
+    launched.cluster = launched.cluster.model_copy(update={"model": model})
+    about = identity(launched)
+    assert re.fullmatch(r"[0-9a-f]{12} \(1 files, below 1 GiB\)", about["weights"])
+    assert about["config"] == find_config(str(demo_directory)).digest[:12]
+    assert about["argv"] == shlex.join(launched.plan.server.argv)

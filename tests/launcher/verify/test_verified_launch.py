@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import random
 import tempfile
 from collections.abc import Callable, Sequence
@@ -92,6 +93,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return gate
 
     monkeypatch.setattr("mtppp.phases.verify.look", look)
+    monkeypatch.setattr("mtppp.phases.verify.identity", lambda _: {"weights": "abc"})
     monkeypatch.setattr("mtppp.phases.verify.open_gate", lambda *given: why.append(given[-1]))
     return why
 
@@ -105,6 +107,9 @@ def test_a_right_one_passes(
     assert (deployment.exit_status, list(deployment.report)) == (0, [])
     assert list(tmp_path.glob("mtppp-verify/*-demo/result.json"))
     assert opened == ["PASS of the smoke tier"]
+    [file] = tmp_path.glob("mtppp-verify/*-demo/result.json")
+    about = json.loads(file.read_text())["identity"]["candidate"]["about"]
+    assert about == {"evidence": "evidence decode: engine", "weights": "abc"}
 
 
 @pytest.fixture
