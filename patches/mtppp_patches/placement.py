@@ -57,7 +57,10 @@ def create(placement: Mapping[str, Any], timeout: float) -> str | None:
     from ray.util import placement_group, remove_placement_group
 
     deadline = time.monotonic() + timeout
-    ray.init(namespace=placement["namespace"], logging_level="ERROR", log_to_driver=False)
+    while (problem := _connect(placement["namespace"])) is not None:
+        if time.monotonic() > deadline:
+            return problem
+        time.sleep(0.5)
     addresses = placement["addresses"]
     while (problem := missing(Counter(addresses), ray.nodes())) is not None:
         if time.monotonic() > deadline:
@@ -70,6 +73,22 @@ def create(placement: Mapping[str, Any], timeout: float) -> str | None:
     if not group.wait(max(1, round(deadline - time.monotonic()))):
         remove_placement_group(group)
         return "all nodes are there, but Ray could not reserve a GPU for every rank"
+    return None
+
+
+def _connect(namespace: str) -> str | None:
+    """Join Ray; why that did not work, or None.
+
+    Ray itself gives up within seconds when its first raylet has not registered yet, as on a machine
+    that is busy, or reads Ray from a slow file system.
+    """
+    import ray
+
+    try:
+        ray.init(namespace=namespace, logging_level="ERROR", log_to_driver=False)
+    except (ConnectionError, RuntimeError) as error:
+        ray.shutdown()
+        return f"Ray on the first node takes no connection: {str(error).partition(chr(10))[0]}"
     return None
 
 

@@ -27,8 +27,10 @@ RAY = "ray"
 """Role of the process that is Ray on a node."""
 SERVER = "server"
 """Role of the server's process."""
-PLACEMENT_TIMEOUT = 180.0
-"""Seconds until every node must have joined Ray and every GPU be reserved."""
+PLACEMENT_TIMEOUT = 600.0
+"""Seconds until every node must have joined Ray and every GPU be reserved. Generous: a Ray that
+cannot join ends by itself, which is noticed at once, and a slow one, read from a busy file system,
+is not dead."""
 
 
 def build_plan(

@@ -90,7 +90,7 @@ def test_commands_on_the_first_node(make_plan: Callable[..., Plan]) -> None:
     assert (plan.placement.role, plan.placement.log) == ("placement", "placement.log")
     assert (plan.server.role, plan.server.log) == ("server", "server.log")
     assert plan.placement.env == plan.server.env == on_head
-    assert plan.placement.argv[-2:] == ("mtppp_patches.placement", "--timeout=180")
+    assert plan.placement.argv[-2:] == ("mtppp_patches.placement", "--timeout=600")
     assert plan.server.argv == (
         "/opt/vllm/bin/python",
         "-m",

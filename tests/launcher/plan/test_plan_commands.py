@@ -94,11 +94,11 @@ def test_ray_worker() -> None:
 
 
 def test_placement() -> None:
-    assert commands.placement(python=PYTHON, timeout=180.0) == (
+    assert commands.placement(python=PYTHON, timeout=600.0) == (
         PYTHON,
         "-m",
         "mtppp_patches.placement",
-        "--timeout=180",
+        "--timeout=600",
     )
 
 
