@@ -30,14 +30,6 @@ COUNTER = "mtppp_invariant_{}_total"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-FAULTY = """
-from mtppp.phases import deployment
-shipped = deployment.bundle
-deployment.bundle = lambda packages: shipped(["mtppp_faults", *packages])
-from mtppp.cli.main import main
-main()
-"""
-
 
 @pytest.fixture
 def mtppp(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -46,7 +38,7 @@ def mtppp(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(*arguments: str, faulty: bool = False) -> subprocess.CompletedProcess[str]:
         packages = [ROOT / "launcher", ROOT / "patches", ROOT / "tests/faults"]
         return subprocess.run(
-            [sys.executable, *(["-c", FAULTY] if faulty else ["-m", "mtppp"]), *arguments],
+            [sys.executable, "-m", "faulty_mtppp" if faulty else "mtppp", *arguments],
             env={
                 **os.environ,
                 "PYTHONPATH": ":".join(map(str, packages)),
