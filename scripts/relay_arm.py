@@ -107,9 +107,8 @@ def long_outputs(prompts: Prompts) -> Iterator[list[Request]]:
 def ends(prompts: Prompts) -> Iterator[list[Request]]:
     """Ends at EOS, and at each small max_tokens, where drafts reach beyond the end."""
     yield [Request(p, 60) for p in prompts.some(prompts.chat, 6)]
-    lengths = range(1, 9)
-    for p in prompts.some(prompts.completion, 2):
-        yield [Request(p, n, ignore_eos=True) for n in lengths]
+    chosen = prompts.some(prompts.completion, 24)
+    yield [Request(p, 1 + i % 12, ignore_eos=True) for i, p in enumerate(chosen)]
 
 
 def more_than_slots(prompts: Prompts) -> Iterator[list[Request]]:

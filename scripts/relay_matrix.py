@@ -11,16 +11,19 @@ ship, then has an engine of one stage without MTP score every greedy token. A ca
 
 - every rank attests the patches of decoding that it needs, and nothing in their place;
 - each greedy token is the scoring engine's best or a near-tie;
-- each request that did not meet a near-tie, a preemption or an abort went through the same steps
-  as in the reference: as many tokens accepted in each, and the same end;
+- each request that met no near-tie and was not aborted, in a scenario without preemptions, went
+  through the same steps as in the reference: as many tokens accepted in each, and the same end;
 - what was constrained by a grammar obeys it, and is what the reference yields;
-- sampled tokens agree with the scoring engine's probabilities.
+- sampled tokens agree with the scoring engine's probabilities;
+- the invariants, watched on every step, held, and those that this layout has were checked.
+
+Workers warm up as on GPUs before anything else (`mtppp_cpu/worker.py`).
 
 With --faults each candidate also runs with each of these faults of tests/faults, and must be found
 wrong.
 
 The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise. Runs on two
-CPU cores and 8 GB of memory for about 20 minutes. Exit status: 0 if all candidates are right and
+CPU cores and 8 GB of memory for about 25 minutes. Exit status: 0 if all candidates are right and
 all faults are found, 1 otherwise.
 """
 
@@ -49,6 +52,12 @@ sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", 
 from cpu_engine import engine_environment  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
+from mtppp_patches.observations import (  # noqa: E402
+    DRAFT_IDS,
+    HANDED_OVER,
+    SAME_STEP,
+    read_counts,
+)
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
@@ -81,6 +90,8 @@ SCENARIOS = (
     "structured",
     "sampled",
 )
+PREEMPTED = ("long_outputs", "preemption")
+"""Scenarios that preempt requests where the KV cache is small."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +100,7 @@ class Arm:
 
     Attributes:
         tokens: draft tokens per step; 0 without MTP.
-        small_cache: so small a KV cache that requests are preempted.
+        small_cache: so small a KV cache that requests are preempted; only for `PREEMPTED`.
         fault: what is wrong with it on purpose.
     """
 
@@ -108,9 +119,11 @@ REFERENCES = (
 CANDIDATES = (
     Arm("pp2-k1", 2, 1),
     Arm("pp2-k3", 2, 3),
-    Arm("pp2-k5", 2, 5, small_cache=True),
-    Arm("pp3-k3", 3, 3, small_cache=True),
+    Arm("pp2-k5", 2, 5),
+    Arm("pp3-k3", 3, 3),
     Arm("tp2-pp2-k3", 2, 3, tensor=2),
+    Arm("pp2-k5-preempted", 2, 5, small_cache=True),
+    Arm("pp3-k3-preempted", 3, 3, small_cache=True),
 )
 SCORER = Arm("score", 1, 0)
 
@@ -120,8 +133,23 @@ def reference_of(arm: Arm) -> Arm:
     return next(r for r in REFERENCES if (r.tokens, r.tensor) == (arm.tokens, arm.tensor))
 
 
+def watched_in(arm: Arm) -> tuple[str, ...]:
+    """The invariants that a sound engine of this layout has."""
+    if arm.fault or arm.pipeline == 1:
+        return ()
+    return (SAME_STEP, DRAFT_IDS, *((HANDED_OVER,) if arm.tensor > 1 else ()))
+
+
 class ArmFailed(Exception):
-    """An engine did not start, died, or did not finish in time; the message ends its log."""
+    """An engine did not start, died, or did not finish in time; the message ends its log.
+
+    Attributes:
+        attested: patch -> ranks that had it in place before.
+    """
+
+    def __init__(self, message: str, attested: Mapping[str, list[int]] | None = None) -> None:
+        super().__init__(message)
+        self.attested = attested or {}
 
 
 def main() -> int:
@@ -267,7 +295,11 @@ class Laboratory:
     def generate(self, arm: Arm) -> dict[str, Any]:
         """Run all scenarios on one engine."""
         left_out = self.left_out
-        scenarios = [name for name in self.scenarios if name not in left_out]
+        scenarios = [
+            name
+            for name in self.scenarios
+            if name not in left_out and (name in PREEMPTED or not arm.small_cache)
+        ]
         job = {"prompts": str(PROMPTS), "scenarios": scenarios}
         result: dict[str, Any] = self._run(arm, job)
         everywhere = list(range(arm.pipeline * arm.tensor))
@@ -276,6 +308,9 @@ class Laboratory:
                 ranks = result["attested"].get(patch.name)
                 if ranks != everywhere:
                     raise ArmFailed(f"patch {patch.name} is attested by ranks {ranks} only")
+        for invariant in watched_in(arm):
+            if not result["invariants"]["checks"][invariant]:
+                raise ArmFailed(f"invariant {invariant} was never checked")
         return result
 
     def score(self, runs: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
@@ -315,14 +350,20 @@ class Laboratory:
                 try:
                     process.communicate(json.dumps(job), timeout=self.timeout)
                 except subprocess.TimeoutExpired:
-                    raise ArmFailed(f"not done after {self.timeout:.0f} s") from None
+                    raise ArmFailed(
+                        f"not done after {self.timeout:.0f} s", attested(directory / "attest")
+                    ) from None
                 finally:
                     end_session(process)
             if process.returncode or not result.exists():
-                raise ArmFailed(errors_in(log.read_text(errors="replace")))
+                raise ArmFailed(
+                    errors_in(log.read_text(errors="replace")), attested(directory / "attest")
+                )
             outcome = json.loads(result.read_text())
             if isinstance(outcome, dict):
                 outcome["attested"] = attested(directory / "attest")
+                checks, violations = read_counts(directory)
+                outcome["invariants"] = {"checks": checks, "violations": violations}
             return outcome
 
     def _engine(self, arm: Arm) -> dict[str, Any]:
@@ -356,6 +397,9 @@ class Laboratory:
             pipeline=arm.pipeline,
             tensor=arm.tensor,
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
+            # Of a fault it is the tokens that must tell.
+            invariants="off" if arm.fault else "count",
+            sample_every=1,
         )
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
 
@@ -393,24 +437,31 @@ def judge(
 ) -> dict[str, Any]:
     """What is right and wrong with one arm's answers; without a reference, by score alone."""
     scenarios = {}
+    right = []
     for name, answers in run["scenarios"].items():
         expected = reference["scenarios"][name] if reference else [None] * len(answers)
         pairs = list(zip(answers, expected, strict=True))
+        verdicts = (
+            judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"][name] > 0),
+            judge_structured(pairs),
+            judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
+        )
         scenarios[name] = {
             "requests": len(answers),
             "tokens": sum(len(tokens_of(answer)) for answer in answers),
             "preemptions": run["preemptions"][name],
-            **judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"][name] > 0),
-            **judge_structured(pairs),
-            **judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
         }
-    right = [scenario.pop("right") for scenario in scenarios.values()]
+        for verdict in verdicts:
+            right.append(verdict.pop("right", True))
+            scenarios[name] |= verdict
+    violations: Mapping[str, int] = run["invariants"]["violations"]
     return {
-        "right": all(right),
+        "right": all(right) and not any(violations.values()),
         "drafts": run["drafts"],
         "accepted": run["accepted"],
         "prefix_hits": run["prefix_hits"],
         "attested": run["attested"],
+        "invariants": run["invariants"],
         "scenarios": scenarios,
     }
 

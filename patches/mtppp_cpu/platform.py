@@ -30,7 +30,7 @@ class CpuHostPlatform(CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """Keep the scheduling asked for.
+        """Keep the scheduling asked for, and warm workers up.
 
         vLLM switches asynchronous scheduling off on CPU because nothing is gained by it there. But
         MTP over pipeline stages depends on it, and tests must run what is run on GPUs.
@@ -39,3 +39,6 @@ class CpuHostPlatform(CpuPlatform):
         asked = scheduler.async_scheduling
         super().check_and_update_config(vllm_config)
         scheduler.async_scheduling = asked
+        parallel = vllm_config.parallel_config
+        if parallel.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
+            parallel.worker_cls = "mtppp_cpu.worker.WarmedUpWorker"

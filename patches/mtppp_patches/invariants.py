@@ -51,12 +51,16 @@ class InvariantViolatedError(RuntimeError):
 class Watch:
     """One rank's observations. One per process.
 
+    Steps count from when the engine serves: in those that warm it up a stage embeds what it has,
+    not what the last stage drafted. Indices are watched before, too: graphs are captured then.
+
     Attributes:
         sample_every: steps from one that is looked at to the next.
     """
 
     def __init__(self) -> None:
         self.sample_every = 1
+        self._serving = False
         self._steps = 0
         self._plans = 0
         self._copied: deque[tuple[int, int, Any, Any]] = deque()
@@ -65,12 +69,18 @@ class Watch:
         self._index_checks = 0
         self._foreign_indices: list[tuple[int, int]] = []
 
+    def serve(self) -> None:
+        """The engine is about to serve."""
+        self._serving = True
+
     def hear(self, plan: Any) -> None:
         """The scheduler asks for a step, perhaps without tokens, only to tell which requests ended.
 
         Args:
             plan: vLLM's SchedulerOutput.
         """
+        if not self._serving:
+            return
         self._plans = digest(plan, self._plans)
 
     def step(self, batch: Any, handed_over: Any) -> None:
@@ -82,6 +92,8 @@ class Watch:
         """
         import torch
 
+        if not self._serving:
+            return
         self._steps += 1
         if self._steps % self.sample_every:
             return
@@ -151,6 +163,11 @@ def report(worker: Any) -> Report:
 
     place = Place(get_pp_group().rank_in_group, get_tp_group().rank_in_group)
     return WATCH.report(place, get_pp_group().world_size * get_tp_group().world_size)
+
+
+def serve(worker: Any) -> None:
+    """Called in each worker by the engine when it is about to serve."""
+    WATCH.serve()
 
 
 def checksum(tensor: Any) -> Any:
@@ -239,6 +256,14 @@ def _observe_step(original: Function, spec: EngineSpec) -> Function:
         return output
 
     return execute_model
+
+
+def _tell_ranks_that_it_serves(original: Function, spec: EngineSpec) -> Function:
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
+        original(self, *arguments, **named)
+        self.model_executor.collective_rpc(serve)
+
+    return __init__
 
 
 def _watch_from_the_engine(original: Function, spec: EngineSpec) -> Function:
@@ -340,6 +365,7 @@ PATCH = Patch(
     ),
     targets=(
         Target(_RUNNER, "GPUModelRunner.execute_model", _observe_step),
+        Target("vllm.v1.engine.core", "EngineCore.__init__", _tell_ranks_that_it_serves),
         Target("vllm.v1.engine.core", "EngineCore.post_step", _watch_from_the_engine),
         Target("vllm.v1.engine.async_llm", "AsyncLLM.__init__", _export),
         Target(_NVIDIA, "DeepseekV32Model.forward", _around_the_model, _SINCE),

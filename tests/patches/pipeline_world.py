@@ -348,6 +348,7 @@ def forward(model: Any, dtype: torch.dtype) -> Outcome:
 
     tensor.all_reduce = counted
     watch = invariants.WATCH = invariants.Watch()
+    watch.serve()
     output = model(None, torch.arange(TOKENS), received, inputs_embeds=embedded)
     tensor.all_reduce = all_reduce
 

@@ -28,7 +28,7 @@ def test_the_relay_is_right_and_its_absence_is_found(
             ROOT / "cluster_configs/models/demo-glm4-moe",
             "--candidates=pp2-k3",
             "--scenarios=ends,aborts,structured",
-            "--faults=relay_off,grammar_off",
+            "--faults=relay_off,grammar_off,rows_lost",
             "--timeout=600",
             f"--python={vllm_python('0.29.0')}",
             f"--output={output}",
@@ -44,5 +44,7 @@ def test_the_relay_is_right_and_its_absence_is_found(
     zeros = arms["pp2-k3-relay_off"]
     assert sum(scenario["wrong"] for scenario in zeros["scenarios"].values()) > 20
     assert zeros["accepted"] < sound["accepted"]
+    # Few requests end in just the step that loses their row.
+    assert sum(s["wrong"] for s in arms["pp2-k3-rows_lost"]["scenarios"].values()) > 0
     assert arms["pp2-k3-grammar_off"]["scenarios"]["structured"]["invalid"] > 0
     assert sound["scenarios"]["structured"]["constrained"] > 15

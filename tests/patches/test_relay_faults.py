@@ -36,8 +36,9 @@ def test_stages_that_do_not_agree_on_what_is_sent_never_serve(
 ) -> None:
     engines = laboratory(MODELS / "demo-glm4-moe", vllm_python(RELEASE))
     # On CPUs gloo or torch notices, sooner or later and in several words; NCCL would not.
-    with pytest.raises(ArmFailed):
+    with pytest.raises(ArmFailed) as failure:
         engines.generate(Arm(f"pp2-k3-{fault}", 2, 3, fault=fault))
+    assert failure.value.attested["attest"] == [0, 1], "both ranks were up"
 
 
 def test_a_drafter_without_its_embedding_is_seen_by_what_is_accepted(

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from relay_matrix import (
     errors_in,
+    judge,
     judge_greedy,
     judge_sampled,
     judge_structured,
@@ -100,6 +101,27 @@ def test_what_a_grammar_constrains_is_what_the_reference_yields() -> None:
     ours = answer([5], finish="stop", regex="[0-9]{2}", text="12")
     theirs = answer([6], finish="stop", regex="[0-9]{2}", text="13")
     assert not judge_structured([(ours, theirs)])["right"]
+
+
+def run_of(*answers: Answer, violations: int = 0) -> dict[str, Any]:
+    return {
+        "scenarios": {"structured": list(answers)},
+        "preemptions": {"structured": 0},
+        "invariants": {"checks": {"same_step": 5}, "violations": {"same_step": violations}},
+        **dict.fromkeys(("drafts", "accepted", "prefix_hits", "attested")),
+    }
+
+
+CONSTRAINED = answer([5], finish="stop", regex="[0-9]{2}", text="12")
+
+
+def test_what_a_grammar_leaves_free_is_judged_beside_what_it_constrains() -> None:
+    assert judge(run_of(CONSTRAINED, GOOD), None, gaps(GOOD), 0.01)["right"]
+    assert not judge(run_of(CONSTRAINED, GOOD), None, gaps(GOOD, at1=9.0), 0.01)["right"]
+
+
+def test_a_violated_invariant_is_wrong() -> None:
+    assert not judge(run_of(GOOD, violations=1), None, gaps(GOOD), 0.01)["right"]
 
 
 @pytest.mark.parametrize(("best_of_10", "right"), [(9, True), (5, False), (10, True)])

@@ -1,0 +1,24 @@
+"""vLLM's CPU worker, which warms up as a GPU's does."""
+
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+
+class WarmedUpWorker(CPUWorker):
+    """Runs the steps that GPU workers run before they serve.
+
+    They go through the stages like a request's, so what a pipeline's stages disagree on shows in
+    them first. Up to 0.32 vLLM leaves them out on CPUs.
+    """
+
+    def compile_or_warm_up_model(self) -> Any:
+        times = super().compile_or_warm_up_model()
+        # From 0.33 the CPU worker has warmed up itself.
+        if self.use_v2_model_runner and not hasattr(
+            self.vllm_config.kernel_config, "enable_jit_warmup"
+        ):
+            from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+            warmup_kernels(self.model_runner, self.execute_model, self.sample_tokens)
+        return times
