@@ -126,7 +126,7 @@ def support_page() -> str:
         "What is not listed here is refused under pipeline parallelism. A combination is allowed",
         "when its decoding has *engine* evidence on that release (a real engine ran and another",
         "scored its tokens) and every patch that its model needs beyond that at least *class*",
-        "evidence (the real classes ran in a process group).",
+        "evidence (what it concerns in the real classes ran, in a process group where ranks meet).",
         "",
         "## Families, by release",
         "",
@@ -179,7 +179,14 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
     if releases := record.get("releases"):
-        yield f"config: {len(releases)} releases, with and without `config_gate`"
+        cases = [family for arms in releases.values() for family in arms["shipped"].items()]
+        families = {name for name, _ in cases}
+        made = {name for name, outcome in cases if not outcome.startswith("not made")}
+        yield (
+            f"config: {len(releases)} releases, with and without `config_gate`; of the families"
+            f" with MTP {', '.join(sorted(made))}; not of these, whose classes could not be made:"
+            f" {', '.join(sorted(families - made)) or 'none'}"
+        )
 
 
 def _evidence(family: Family) -> str:

@@ -9,8 +9,10 @@ of another model.
 
 Here the shares are summed before the hand-over. The first layer of the next stage sums again, so
 its first rank presents the sum and the others zeros. The sum of x and zeros is x in every
-floating-point format and in any order, so that layer computes on the very numbers that it would
-have had without pipelining. Other ways to neutralise its sum are not exact in bfloat16: a share of
+floating-point format and in any order, so nothing is lost on the way; with the same all-reduce in
+both places that layer computes on the very numbers that it would have had without pipelining (a
+GPU may sum within a stage in a fused kernel, which rounds otherwise). Other ways to neutralise
+its sum are not exact in bfloat16: a share of
 1/n each is rounded n times over, and adding the sum to the residual rounds what some of vLLM's
 norms add in float32.
 """

@@ -30,8 +30,9 @@ from mtppp_patches.registry import PATCHES
 from mtppp_patches.releases import RELEASES, releases
 
 Level = Literal["read", "config", "class", "engine"]
-"""What was done, weakest first: sources read; real configuration classes made; real model classes
-run in a process group; a real engine run and its tokens scored by another."""
+"""What was done, weakest first: sources read; real configuration classes made; what a patch changes
+or leans on in the real model classes run, in a process group where ranks have a part in it; a real
+engine run and its tokens scored by another."""
 
 Decode = Literal["native", "patched", "broken"]
 
