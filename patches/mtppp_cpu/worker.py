@@ -3,6 +3,7 @@
 from typing import Any
 
 from vllm.v1.worker.cpu_worker import CPUWorker
+from vllm.version import __version_tuple__
 
 
 class WarmedUpWorker(CPUWorker):
@@ -15,9 +16,7 @@ class WarmedUpWorker(CPUWorker):
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()
         # From 0.33 the CPU worker has warmed up itself.
-        if self.use_v2_model_runner and not hasattr(
-            self.vllm_config.kernel_config, "enable_jit_warmup"
-        ):
+        if self.use_v2_model_runner and __version_tuple__[:2] < (0, 33):
             from vllm.v1.worker.gpu.warmup import warmup_kernels
 
             warmup_kernels(self.model_runner, self.execute_model, self.sample_tokens)
