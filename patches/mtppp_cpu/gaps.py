@@ -4,6 +4,8 @@
   with `mask has unsupported dtype`: the kernel that applies a grammar's mask to the logits does it.
 - Functions of a device's math library do nothing: `log1p` is in the kernels that sample at a
   temperature.
+- The kernel that keeps the most probable tokens (top_k, top_p) takes a Python number for a tensor;
+  vLLM has the same in torch.
 - Up to 0.27 the runner asks for page-locked memory for a grammar's mask whatever the device.
 """
 
@@ -21,7 +23,11 @@ def register() -> None:
     import torch
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder
+    from vllm.v1.sample.ops import topk_topp_sampler
 
+    topk_topp_sampler.apply_top_k_top_p_triton = functools.partial(
+        topk_topp_sampler.apply_top_k_top_p_pytorch, allow_cpu_sync=True
+    )
     libdevice.log1p = log1p
     if not hasattr(torch.tensor, "__wrapped__"):
         torch.tensor = _unpinned(torch.tensor)

@@ -74,6 +74,18 @@ print(json.dumps({
 }))
 """
 
+SAMPLING = """
+import json
+import torch
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
+
+logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]] * 8))
+kept = apply_top_k_top_p(logits, torch.tensor([3] * 8), torch.tensor([0.6] * 8))
+print(json.dumps([row.isfinite().tolist() for row in kept]))
+"""
+
 SCHEDULING = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
@@ -218,6 +230,10 @@ def test_asked_for_on_a_gpu_host_the_process_says_why_and_stops(
 
 def test_on_a_gpu_host_triton_keeps_its_own_backends(ask: Ask) -> None:
     assert ask(GPU_HOST + TRITON_ALONE) == {"active": False, "interpreter": None}
+
+
+def test_requests_for_the_most_probable_tokens_are_sampled_from_those(ask: Ask) -> None:
+    assert ask(SAMPLING) == [[True, True, False, False]] * 8
 
 
 def test_the_scheduling_asked_for_is_kept(ask: Ask) -> None:
