@@ -184,7 +184,7 @@ COMPARISONS: dict[str, Comparison] = {
         cause="decode or speculation",
         prompts=64,
     ),
-    # The stages disagree on the width of what is sent. Gloo notices, and the engine ends.
+    # The stages disagree on what is sent. Where gloo notices, the engine ends; otherwise it serves.
     "gate-only": Comparison(
         "0.29.0, PP2 with MTP, the gate lifted and nothing else",
         dataclasses.replace(_MTP, release="0.29.0", fault="gate_only"),

@@ -84,6 +84,7 @@ _RESERVED_REASONS = {
     "VLLM_PLUGINS": "it would switch mtppp's plugin off",
     "VLLM_PP_LAYER_PARTITION": "set parallel.layer_partition",
     "VLLM_RAY_BUNDLE_INDICES": "the order of nodes decides the placement",
+    "VLLM_USE_RUST_FRONTEND": "it knows no middleware, and what holds requests is one",
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "the older executor has no async scheduling",
     "VLLM_USE_V2_MODEL_RUNNER": "the V1 runner cannot do pipeline parallelism with MTP",
 }

@@ -71,6 +71,22 @@ def look(deployment: Deployment) -> Gate:
     return found[0]
 
 
+def held(deployment: Deployment, endpoint: str) -> Gate:
+    """The same, of a server that holds requests of others, as it must before it is verified.
+
+    Raises:
+        MtpppError: it lets everybody in.
+    """
+    gate = look(deployment)
+    if gate.opened is None and lets_in(deployment, endpoint):
+        raise MtpppError(
+            f"{endpoint} lets everybody in, although nothing has opened it",
+            hint="something else than vLLM's own API server answers there; verify.enabled: false"
+            " launches without holding requests",
+        )
+    return gate
+
+
 def open_gate(deployment: Deployment, gate: Gate, endpoint: str, why: str) -> None:
     """Open it for the server that `gate` was found of, and see that others are let in.
 

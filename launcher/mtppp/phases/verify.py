@@ -15,7 +15,7 @@ from mtppp.console import Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.gate import AT_OWN_RISK, look, open_gate
+from mtppp.phases.gate import AT_OWN_RISK, held, open_gate
 from mtppp.phases.identity import identity
 from mtppp.phases.phase import WithoutTrace
 from mtppp.verify.prompts import brief_set, own_set
@@ -59,7 +59,7 @@ class Verify(WithoutTrace):
     title = "verify"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        gate = look(deployment)
+        gate = held(deployment, deployment.plan.endpoint)
         outcome = _verified(deployment, step)
         verdict = outcome.verdict
         step.note = f"{verdict.headline}: {verdict.why[0]}"
@@ -84,7 +84,7 @@ class SelfScore(WithoutTrace):
     title = "self-score"
 
     def run(self, deployment: Deployment, step: Step) -> None:
-        gate = look(deployment)
+        gate = held(deployment, deployment.plan.endpoint)
         directory = Path(tempfile.mkdtemp(prefix=f"mtppp-verify-{deployment.plan.name}-"))
         outcome = verify(
             directory,

@@ -15,6 +15,7 @@ from mtppp_patches.gate import MIDDLEWARE
 RAY_CPUS = 2
 RAY_OBJECT_STORE_BYTES = 512 * 2**20
 
+ONE_API_SERVER = ("--api-server-count=1",)
 GATE = (f"--middleware={MIDDLEWARE}",)
 """What has the API server hold requests; see `mtppp_patches.gate`."""
 
@@ -142,6 +143,8 @@ def server(
         *flags({**(_CPU_ARGS if device == "cpu" else {}), **args}),
         # After any other middleware: the last one is the outermost.
         *(GATE if gate else ()),
+        # Left alone it is the data-parallel size, and each process would have a gate of its own.
+        *(ONE_API_SERVER if gate and args.get("data-parallel-size") else ()),
     )
 
 

@@ -24,7 +24,7 @@ from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
 from mtppp.model.config import find_config
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.gate import lets_in, look, open_gate
+from mtppp.phases.gate import held, lets_in, look, open_gate
 from mtppp.phases.identity import identity
 from mtppp.phases.open import OpenByHand
 from mtppp.phases.phase import run_phases
@@ -106,6 +106,15 @@ def test_until_it_is_verified_others_are_held_and_a_launch_goes_on(
     assert reachable_from_here(endpoint, launched.plan.served_name)
     CompareWithRunning().run(other, step)
     assert (other.adopted, other.finished) == (True, False)
+
+
+def test_a_server_without_the_gate_is_noticed(launched: Deployment) -> None:
+    endpoint = launched.plan.endpoint
+    assert held(launched, endpoint).opened is None
+    open_gate(launched, look(launched), endpoint, "PASS")
+    Path(launched.plan.head.directory, gate_module.OPEN_FILE).unlink()
+    with pytest.raises(MtpppError, match="lets everybody in, although nothing has opened it"):
+        held(launched, endpoint)
 
 
 def test_it_is_opened_for_the_server_that_was_verified(launched: Deployment, step: Step) -> None:

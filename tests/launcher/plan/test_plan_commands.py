@@ -135,6 +135,8 @@ def test_server_with_mtp() -> None:
 def test_the_gate_is_outside_of_any_other_middleware() -> None:
     argv = commands.server(**serve_arguments(gate=True, args={"middleware": "theirs.M"}))
     assert argv[-2:] == ("--middleware=theirs.M", "--middleware=mtppp_patches.gate.Gate")
+    several = commands.server(**serve_arguments(gate=True, args={"data-parallel-size": 2}))
+    assert several[-2:] == ("--middleware=mtppp_patches.gate.Gate", "--api-server-count=1")
 
 
 def test_server_of_a_revision_without_speculation() -> None:

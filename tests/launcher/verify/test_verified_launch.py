@@ -88,11 +88,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     gate = Gate("/run", "key", "instance", None)
     why: list[str] = []
 
-    def look(deployment: Deployment) -> Gate:
+    def held(deployment: Deployment, _: str) -> Gate:
         deployment.gate_key = gate.key
         return gate
 
-    monkeypatch.setattr("mtppp.phases.verify.look", look)
+    monkeypatch.setattr("mtppp.phases.verify.held", held)
     monkeypatch.setattr("mtppp.phases.verify.identity", lambda _: {"weights": "abc"})
     monkeypatch.setattr("mtppp.phases.verify.open_gate", lambda *given: why.append(given[-1]))
     return why
