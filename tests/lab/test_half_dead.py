@@ -97,7 +97,7 @@ def test_from_interruption_to_interruption_from_harm_to_harm(
     launch.send(signal.SIGKILL)
     assert launch.end() == -signal.SIGKILL
     assert "going on with a launch that did not end" in launch.said
-    assert status("harmed")["state"] in ("starting", "serving")
+    assert status("harmed")["state"] in ("starting", "gated")
     assert going_on(file).endswith("going on with a launch that did not end")
     assert tokens(server)
 
