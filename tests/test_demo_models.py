@@ -19,6 +19,7 @@ MAX_BYTES = 8_000_000
 ARCHITECTURES = {
     "demo-glm4-moe": "Glm4MoeForCausalLM",
     "demo-deepseek-v3": "DeepseekV3ForCausalLM",
+    "demo-glm-moe-dsa": "GlmMoeDsaForCausalLM",
 }
 
 

@@ -7,6 +7,9 @@ collectives that cross hosts. Two plugins add these, unchanged for vLLM 0.27.1 t
     triton_backend    a Triton backend called `cpu`: its kernels run in Triton's interpreter
     platform_plugin   has vLLM use `platform.CpuHostPlatform`, a subclass of its CPU platform
 
+`latent_attention` and `sparse_attention` are what the platform gives for models whose attention
+vLLM has wrong for drafts on CPUs, or not at all.
+
 `entry_points` declares them, `request` decides whether they are active. They never are where a GPU
 is present. Importing this package imports nothing.
 """

@@ -6,6 +6,7 @@
   temperature.
 - The kernel that keeps the most probable tokens (top_k, top_p) takes a Python number for a tensor;
   vLLM has the same in torch.
+- Sparse attention is refused, and its indexer is for GPUs: `sparse_attention` has both.
 - Up to 0.27 the runner asks for page-locked memory for a grammar's mask whatever the device.
 """
 
@@ -25,9 +26,12 @@ def register() -> None:
     from triton.runtime.interpreter import InterpreterBuilder
     from vllm.v1.sample.ops import topk_topp_sampler
 
+    from mtppp_cpu import sparse_attention
+
     topk_topp_sampler.apply_top_k_top_p_triton = functools.partial(
         topk_topp_sampler.apply_top_k_top_p_pytorch, allow_cpu_sync=True
     )
+    sparse_attention.install()
     libdevice.log1p = log1p
     if not hasattr(torch.tensor, "__wrapped__"):
         torch.tensor = _unpinned(torch.tensor)

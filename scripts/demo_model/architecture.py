@@ -1,4 +1,4 @@
-"""The two families at the demo's size, and their multi-token-prediction layer."""
+"""The families at the demo's size, and their multi-token-prediction layer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ from transformers import (
     DynamicCache,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -24,6 +26,11 @@ from transformers.models.glm4_moe.modeling_glm4_moe import (
     Glm4MoeDecoderLayer,
     Glm4MoeRMSNorm,
     Glm4MoeTopkRouter,
+)
+from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import (
+    GlmMoeDsaDecoderLayer,
+    GlmMoeDsaRMSNorm,
+    GlmMoeDsaTopkRouter,
 )
 
 from demo_model import text
@@ -45,7 +52,7 @@ class Family:
 
 
 def common_sizes() -> dict[str, Any]:
-    """Sizes of both families: heads, experts and intermediate sizes divide by TP 4."""
+    """Sizes of all families: heads, experts and intermediate sizes divide by TP 4."""
     return {
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
@@ -116,16 +123,7 @@ def deepseek_v3() -> Family:
         scoring_func="sigmoid",
         moe_layer_freq=1,
         rms_norm_eps=1e-6,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 1.0,
-            "original_max_position_embeddings": 2048,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-        },
+        rope_parameters=yarn(),
     )
     return Family(
         config,
@@ -136,7 +134,72 @@ def deepseek_v3() -> Family:
     )
 
 
-FAMILIES: dict[str, Callable[[], Family]] = {"glm4_moe": glm4_moe, "deepseek_v3": deepseek_v3}
+def glm_moe_dsa() -> Family:
+    """GLM-5.2's layout: sparse latent attention, indices shared between layers and by drafts.
+
+    As many layers as it takes for three groups that share: 2 to 5, 6 to 9, 10 and 11. Latents and
+    index keys are of the sizes that vLLM has, and rotated as for `deepseek_v3`.
+    """
+    sizes = common_sizes() | {
+        "num_hidden_layers": 12,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        # The weights of attention teach the indexers, and other implementations return none.
+        "attn_implementation": "eager",
+    }
+    config = GlmMoeDsaConfig(
+        **sizes,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        q_lora_rank=64,
+        kv_lora_rank=512,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=64,
+        v_head_dim=16,
+        index_topk=64,
+        index_n_heads=4,
+        index_head_dim=128,
+        index_topk_freq=4,
+        index_skip_topk_offset=3,
+        index_share_for_mtp_iteration=True,
+        indexer_rope_interleave=True,
+        n_group=1,
+        topk_group=1,
+        routed_scaling_factor=2.5,
+        topk_method="noaux_tc",
+        scoring_func="sigmoid",
+        moe_layer_freq=1,
+        rms_norm_eps=1e-5,
+        rope_parameters=yarn(),
+    )
+    return Family(
+        config,
+        GlmMoeDsaForCausalLM,
+        GlmMoeDsaDecoderLayer,
+        GlmMoeDsaRMSNorm,
+        GlmMoeDsaTopkRouter,
+    )
+
+
+def yarn() -> dict[str, Any]:
+    """Rotation of the type YaRN that rotates as without."""
+    return {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 1.0,
+        "original_max_position_embeddings": 2048,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    }
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {
+    "glm4_moe": glm4_moe,
+    "deepseek_v3": deepseek_v3,
+    "glm_moe_dsa": glm_moe_dsa,
+}
 
 
 class MtpLayer(nn.Module):
@@ -145,11 +208,11 @@ class MtpLayer(nn.Module):
     def __init__(self, family: Family) -> None:
         super().__init__()
         config = family.config
+        self._adds_mask = config._attn_implementation == "eager"
         self.enorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
         self.hnorm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
-        # Any index past the dense layers makes this a layer with experts, as vLLM has it.
-        self.block = family.layer(config, config.num_hidden_layers - 1)
+        self.block = family.layer(config, self._layer_like(config))
         self.block.self_attn.layer_idx = 0  # its place in the cache of `draft_losses`
         self.norm = family.norm(config.hidden_size, eps=config.rms_norm_eps)
         # vLLM feeds the next draft this layer's output from before this norm (glm4_moe) or from
@@ -158,6 +221,13 @@ class MtpLayer(nn.Module):
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=config.initializer_range)
+
+    @staticmethod
+    def _layer_like(config: PreTrainedConfig) -> int:
+        """A layer with experts, as vLLM has it, and with sparse attention one with an indexer."""
+        layers = range(config.first_k_dense_replace, config.num_hidden_layers)
+        indexers = getattr(config, "indexer_types", ["full"] * config.num_hidden_layers)
+        return max(layer for layer in layers if indexers[layer] == "full")
 
     def forward(
         self,
@@ -168,10 +238,13 @@ class MtpLayer(nn.Module):
         cache: DynamicCache,
     ) -> Tensor:
         joined = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), dim=-1))
-        output: Tensor = self.block(
+        if self._adds_mask:
+            mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        output: Tensor | tuple[Tensor, Tensor] = self.block(
             joined,
             attention_mask=mask,
             position_embeddings=position_embeddings,
             past_key_values=cache,
         )
-        return output
+        # A layer with sparse attention also returns what it attended to.
+        return output[0] if isinstance(output, tuple) else output

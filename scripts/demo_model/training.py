@@ -9,6 +9,7 @@ at the position before.
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from demo_model.architecture import Family, MtpLayer
 from demo_model.data import Batch, Rows
+from demo_model.sparse import Indexers
 
 DRAFTS = 3
 PEAK_LEARNING_RATE = 3e-3
@@ -25,6 +27,7 @@ WARMUP_STEPS = 50
 TARGET_STEPS = 1000
 MTP_STEPS = 250
 BALANCE_RATE = 1e-3
+DENSE_SHARE = 0.6  # of a training, in which sparse attention still attends to everything
 REPORT_STEPS = 25
 
 
@@ -123,14 +126,22 @@ class Progress:
         return ", ".join(f"{mean:.2f}" for mean in means)
 
 
-def learning_rates(steps: int, minutes: float) -> Iterator[float]:
-    """The learning rate of each of `steps` steps; fewer when `minutes` run out first."""
+@dataclass(frozen=True)
+class Moment:
+    """Of a training: the share of it that is done, and the learning rate."""
+
+    done: float
+    learning_rate: float
+
+
+def moments(steps: int, minutes: float) -> Iterator[Moment]:
+    """One per step; fewer when `minutes` run out first."""
     started = time.monotonic()
     for step in range(steps):
         done = max(step / steps, (time.monotonic() - started) / (60 * minutes))
         if done >= 1:
             return
-        yield PEAK_LEARNING_RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - done)
+        yield Moment(done, PEAK_LEARNING_RATE * min(1, (step + 1) / WARMUP_STEPS) * (1 - done))
 
 
 class Optimizer:
@@ -149,22 +160,35 @@ class Optimizer:
         self._adam.zero_grad()
 
 
-def train_target(family: Family, model: PreTrainedModel, rows: Rows, minutes: float) -> Progress:
+def train_target(
+    family: Family,
+    model: PreTrainedModel,
+    rows: Rows,
+    minutes: float,
+    indexers: Indexers | None,
+) -> Progress:
     optimizer = Optimizer(model)
     balance = ExpertBalance(family.router, model)
     progress = Progress("target")
-    for learning_rate in learning_rates(TARGET_STEPS, minutes):
+    for moment in moments(TARGET_STEPS, minutes):
         batch = rows.batch()
+        if indexers:
+            indexers.dense = moment.done < DENSE_SHARE
         logits = model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
         loss = masked_loss(logits, batch.tokens[:, 1:], batch.predicted[:, 1:])
-        optimizer.step(loss, learning_rate)
+        optimizer.step(loss + indexers.loss() if indexers else loss, moment.learning_rate)
         balance.step()
         progress.step([loss])
     return progress
 
 
 def train_mtp(
-    family: Family, model: PreTrainedModel, mtp: MtpLayer, rows: Rows, minutes: float
+    family: Family,
+    model: PreTrainedModel,
+    mtp: MtpLayer,
+    rows: Rows,
+    minutes: float,
+    indexers: Indexers | None,
 ) -> Progress:
     """Train the MTP layer for the target as it is.
 
@@ -175,11 +199,12 @@ def train_mtp(
     optimizer = Optimizer(mtp)
     balance = ExpertBalance(family.router, mtp)
     progress = Progress("MTP layer")
-    for learning_rate in learning_rates(MTP_STEPS, minutes):
+    for moment in moments(MTP_STEPS, minutes):
         batch = rows.batch()
         hidden = model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
         losses = draft_losses(model, mtp, batch, hidden)
-        optimizer.step(torch.stack(losses).mean(), learning_rate)
+        loss = torch.stack(losses).mean()
+        optimizer.step(loss + indexers.loss() if indexers else loss, moment.learning_rate)
         balance.step()
         progress.step(losses)
     return progress

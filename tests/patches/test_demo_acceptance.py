@@ -48,7 +48,10 @@ json.dump({
 """
 
 
-@pytest.mark.parametrize(("model", "block_size"), [("demo-glm4-moe", 32), ("demo-deepseek-v3", 16)])
+@pytest.mark.parametrize(
+    ("model", "block_size"),
+    [("demo-glm4-moe", 32), ("demo-deepseek-v3", 16), ("demo-glm-moe-dsa", 16)],
+)
 def test_every_position_is_accepted_and_rejected(
     model: str, block_size: int, vllm_python: Callable[[str], Path], tmp_path: Path
 ) -> None:
