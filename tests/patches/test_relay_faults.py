@@ -49,7 +49,8 @@ def test_stages_that_do_not_agree_on_what_is_sent_never_serve_right(
         # Gloo or torch may notice, sooner or later and in several words; NCCL would not.
         ended = failure
     if run is None:
-        assert ended and ended.attested["attest"] == [0, 1], "both ranks were up"
+        assert ended is not None
+        assert ended.attested["attest"] == [0, 1], "both ranks were up"
         return
     judged = judge(run, None, engines.score([run]), NEAR_TIE["float32"])
     assert sum(scenario["wrong"] for scenario in judged["scenarios"].values()) > 0
