@@ -65,7 +65,9 @@ PLUGINS = ("mtppp_patches", "mtppp_cpu")
 PROMPTS = ROOT / "cluster_configs/models/demo-prompts.json"
 
 # vLLM's CPU kernels: DeepSeek's latent attention has another block size than plain attention.
-BLOCK_SIZE = {"glm4_moe": 32, "deepseek_v3": 16}
+BLOCK_SIZE = {"glm4_moe": 32, "deepseek_v3": 16, "glm_moe_dsa": 16}
+# Stages of the demo model whose layers share indices; vLLM's own two are 6,6.
+PARTITIONS = {("glm_moe_dsa", 3): (6, 4, 2)}
 CONTEXT = 320
 SLOTS = 4
 TOKEN_BUDGET = 64
@@ -396,6 +398,7 @@ class Laboratory:
             device="cpu",
             pipeline=arm.pipeline,
             tensor=arm.tensor,
+            layer_partition=PARTITIONS.get((self.model_type, arm.pipeline)),
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
             # Of a fault it is the tokens that must tell.
             invariants="off" if arm.fault else "count",
@@ -418,11 +421,14 @@ class Laboratory:
         if arm.fault:
             packages.insert(0, "mtppp_faults")
             variables["TEST_FAULT"] = arm.fault
+        spec = self._spec(arm)
+        if spec.layer_partition:
+            variables["VLLM_PP_LAYER_PARTITION"] = ",".join(map(str, spec.layer_partition))
         return {
             **os.environ,
             **engine_environment(packages, directory),
             **variables,
-            "MTPPP_ENGINE": self._spec(arm).to_json(),
+            "MTPPP_ENGINE": spec.to_json(),
             # The engine core in the script's own process: it then steps when it is told to.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",

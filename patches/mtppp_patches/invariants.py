@@ -336,16 +336,27 @@ def _at_each_layer(original: Function, spec: EngineSpec) -> Function:
 
     def forward(self: Any, *arguments: Any, **named: Any) -> Any:
         attention = self.self_attn
-        own = attention.indexer is not None and not attention.skip_topk
+        skips = getattr(attention, "mla_attn", attention).skip_topk
+        own = attention.indexer is not None and not skips
         WATCH.layer(self.layer_idx, computes_indices=own)
         return original(self, *arguments, **named)
 
     return forward
 
 
+def _on_cpus(replace: Callable[[Function, EngineSpec], Function]) -> Callable[..., Function]:
+    """Of the classes that vLLM builds these models with on CPUs; GPUs compile them whole."""
+
+    def choose(original: Function, spec: EngineSpec) -> Function:
+        return replace(original, spec) if spec.device == "cpu" else original
+
+    return choose
+
+
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _NVIDIA = "vllm.models.deepseek_v32.nvidia.model"
 _AMD = "vllm.models.deepseek_v32.amd.model"
+_GENERIC = "vllm.model_executor.models.deepseek_v2"
 _SINCE = releases("0.29.0", RELEASES[-1])
 
 PATCH = Patch(
@@ -372,6 +383,8 @@ PATCH = Patch(
         Target(_NVIDIA, "DeepseekV32DecoderLayer.forward", _at_each_layer, _SINCE),
         Target(_AMD, "DeepseekV32Model.forward", _around_the_model, _SINCE),
         Target(_AMD, "DeepseekV32DecoderLayer.forward", _at_each_layer, _SINCE),
+        Target(_GENERIC, "DeepseekV2Model.forward", _on_cpus(_around_the_model), _SINCE),
+        Target(_GENERIC, "DeepseekV2DecoderLayer.forward", _on_cpus(_at_each_layer), _SINCE),
         Target("vllm.v1.executor.multiproc_executor", "FutureWrapper"),
     ),
 )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mtppp_faults import foreign_reads
 from mtppp_patches import registry
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.patch import Patch, Target
@@ -34,6 +35,8 @@ FAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "rows_lost": {"draft_relay": ("compute_need_sampled_mask",)},
     "embedding_off": {"drafter_weights": ALL},
     "grammar_off": {"structured_drafts": ALL},
+    # A stage may begin within a group of layers that share indices.
+    "index_cut": {"index_share": ALL},
 }
 """Fault -> patch -> attributes that keep vLLM's source."""
 
@@ -74,6 +77,8 @@ def register() -> None:
     host, target = ADDED.get(fault, ("", None))
     if not left_out and target is None:
         raise KeyError(fault)
+    if fault == "index_cut":
+        foreign_reads.watch()
     registry.PATCHES = tuple(
         with_target(patch, target)
         if target is not None and patch.name == host
