@@ -242,7 +242,7 @@ def test_a_cut_network_is_noticed(sshd: Sshd) -> None:
         started = time.monotonic()
         with pytest.raises(ConnectFailed, match="nothing heard for"):
             transport.run(["sleep", "20"], timeout=LONG)
-        assert 0.8 < time.monotonic() - started < 10
+        assert 0.3 < time.monotonic() - started < 10, "not before it was cut"
 
 
 def test_a_cut_network_is_noticed_while_sending(sshd: Sshd) -> None:
