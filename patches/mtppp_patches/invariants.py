@@ -70,7 +70,7 @@ class Watch:
         self._foreign_indices: list[tuple[int, int]] = []
 
     def serve(self) -> None:
-        """The engine is about to serve."""
+        """The engine serves."""
         self._serving = True
 
     def hear(self, plan: Any) -> None:
@@ -166,7 +166,7 @@ def report(worker: Any) -> Report:
 
 
 def serve(worker: Any) -> None:
-    """Called in each worker by the engine when it is about to serve."""
+    """Called in each worker by the engine after the first step of a request."""
     WATCH.serve()
 
 
@@ -258,14 +258,6 @@ def _observe_step(original: Function, spec: EngineSpec) -> Function:
     return execute_model
 
 
-def _tell_ranks_that_it_serves(original: Function, spec: EngineSpec) -> Function:
-    def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        original(self, *arguments, **named)
-        self.model_executor.collective_rpc(serve)
-
-    return __init__
-
-
 def _watch_from_the_engine(original: Function, spec: EngineSpec) -> Function:
     monitors: WeakKeyDictionary[Any, Monitor] = WeakKeyDictionary()
 
@@ -276,6 +268,9 @@ def _watch_from_the_engine(original: Function, spec: EngineSpec) -> Function:
         monitor = monitors.get(self)
         if monitor is None:
             executor = self.model_executor
+            # Comes to every rank between the same two steps. (The engine loads plugins while it is
+            # being made: a replacement of its constructor would come too late.)
+            executor.collective_rpc(serve, non_block=True)
             monitor = monitors[self] = Monitor(
                 lambda: executor.collective_rpc(report, non_block=True),
                 Path(os.environ[RUN_DIR_VARIABLE]),
@@ -376,7 +371,6 @@ PATCH = Patch(
     ),
     targets=(
         Target(_RUNNER, "GPUModelRunner.execute_model", _observe_step),
-        Target("vllm.v1.engine.core", "EngineCore.__init__", _tell_ranks_that_it_serves),
         Target("vllm.v1.engine.core", "EngineCore.post_step", _watch_from_the_engine),
         Target("vllm.v1.engine.async_llm", "AsyncLLM.__init__", _export),
         Target(_NVIDIA, "DeepseekV32Model.forward", _around_the_model, _SINCE),

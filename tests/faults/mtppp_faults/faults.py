@@ -44,7 +44,9 @@ FAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 def _deaf(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., Any]:
     def execute_model(self: Any, scheduler_output: Any, *rest: Any, **named: Any) -> Any:
         if self.is_last_pp_rank:
-            scheduler_output = dataclasses.replace(scheduler_output, finished_req_ids=set())
+            # What warms an engine up ends as it should.
+            heard = {name for name in scheduler_output.finished_req_ids if "warmup" in name}
+            scheduler_output = dataclasses.replace(scheduler_output, finished_req_ids=heard)
         return original(self, scheduler_output, *rest, **named)
 
     return execute_model
