@@ -109,21 +109,11 @@ def deepseek_v3() -> Family:
     """
     config = DeepseekV3Config(
         **common_sizes(),
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        q_lora_rank=64,
-        kv_lora_rank=512,
+        **latent_attention(),
         qk_nope_head_dim=32,
-        qk_rope_head_dim=64,
         v_head_dim=32,
         n_group=2,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        moe_layer_freq=1,
         rms_norm_eps=1e-6,
-        rope_parameters=yarn(),
     )
     return Family(
         config,
@@ -149,12 +139,8 @@ def glm_moe_dsa() -> Family:
     }
     config = GlmMoeDsaConfig(
         **sizes,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        q_lora_rank=64,
-        kv_lora_rank=512,
+        **latent_attention(),
         qk_nope_head_dim=16,
-        qk_rope_head_dim=64,
         v_head_dim=16,
         index_topk=64,
         index_n_heads=4,
@@ -164,13 +150,7 @@ def glm_moe_dsa() -> Family:
         index_share_for_mtp_iteration=True,
         indexer_rope_interleave=True,
         n_group=1,
-        topk_group=1,
-        routed_scaling_factor=2.5,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        moe_layer_freq=1,
         rms_norm_eps=1e-5,
-        rope_parameters=yarn(),
     )
     return Family(
         config,
@@ -181,17 +161,30 @@ def glm_moe_dsa() -> Family:
     )
 
 
-def yarn() -> dict[str, Any]:
-    """Rotation of the type YaRN that rotates as without."""
+def latent_attention() -> dict[str, Any]:
+    """What DeepSeek's layout and its descendant have in common: latents, rotation, routing."""
     return {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 1.0,
-        "original_max_position_embeddings": 2048,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "topk_group": 1,
+        "routed_scaling_factor": 2.5,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "moe_layer_freq": 1,
+        # Rotates as without.
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 1.0,
+            "original_max_position_embeddings": 2048,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
     }
 
 
