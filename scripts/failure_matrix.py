@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Harm real deployments in every way that is known, and see what the commands make of it.
 
-    scripts/failure_matrix.py                           the whole, half an hour on an idle machine
+    scripts/failure_matrix.py                           the whole: 18 cases, minutes each
     scripts/failure_matrix.py --only server,worker --then stop
     scripts/failure_matrix.py --list
 
