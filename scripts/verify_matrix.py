@@ -43,6 +43,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", 
 from mtppp_faults.faults import VARIABLE as FAULT_VARIABLE  # noqa: E402
 
 from cpu_engine import engine_environment  # noqa: E402
+from mtppp.console import Console  # noqa: E402
 from mtppp.verify.prompts import own_set  # noqa: E402
 from mtppp.verify.run import Settings  # noqa: E402
 from mtppp.verify.servers import Server  # noqa: E402
@@ -309,7 +310,10 @@ def as_it_must_be(comparison: Comparison, outcome: Outcome) -> bool:
 
 def compare(candidate: str, baseline: str, comparison: Comparison) -> Outcome:
     """A verification of the smoke tier, with so many of its prompts."""
-    with tempfile.TemporaryDirectory(prefix="verify-matrix-") as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="verify-matrix-") as directory,
+        Console().step("verify") as step,
+    ):
         return verify(
             Path(directory),
             Settings(TIERS["smoke"], timeout=comparison.timeout, same_model=True),
@@ -317,7 +321,7 @@ def compare(candidate: str, baseline: str, comparison: Comparison) -> Outcome:
             candidate=Server("candidate", candidate),
             baseline=Server("baseline", baseline),
             about={},
-            progress=lambda text: print(text, file=sys.stderr, flush=True),
+            progress=step.count,
         )
 
 

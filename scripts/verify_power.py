@@ -229,7 +229,7 @@ class Servers:
             candidate=Server("candidate", self._candidate.url),
             baseline=Server("baseline", self._baseline.url),
             about={},
-            progress=lambda _: None,
+            progress=lambda *_: None,
         )
         if not self._begun and not fault.shifted:
             self._keep(directory)

@@ -20,6 +20,8 @@ from rich.text import Text
 from mtppp.errors import MtpppError
 
 _NARROWEST = 20  # columns, below which folding helps nobody
+_FEWEST_BETWEEN = 16
+"""Of what is counted, between two lines that stay."""
 _MARKS = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}
 
 
@@ -62,6 +64,13 @@ class Step:
         """Say what is happening right now; on a terminal it replaces what was said before."""
         self._console.show_progress(self.title, text)
 
+    def count(self, what: str, finished: int, of: int) -> None:
+        """Say how much is done. Without a terminal, where each line stays, only at each quarter,
+        and of a few things only at the end."""
+        every = max(_FEWEST_BETWEEN, -(-of // 4))
+        if self._console.replaces_lines or finished == of or finished % every == 0:
+            self.progress(f"{what}: {finished} of {of}")
+
 
 class Console:
     """Prints steps and errors to standard error."""
@@ -70,6 +79,11 @@ class Console:
         self._rich = RichConsole(stderr=True, highlight=False, emoji=False, soft_wrap=True)
         self._status = self._rich.status("") if self._rich.is_terminal else None
         self._said = ""
+
+    @property
+    def replaces_lines(self) -> bool:
+        """Whether what is said while a step runs takes the place of what was said before."""
+        return self._status is not None
 
     @contextmanager
     def step(self, title: str) -> Iterator[Step]:

@@ -13,6 +13,8 @@ import termios
 
 import pytest
 
+from mtppp.console import Console
+
 SCRIPT = """
 from mtppp.console import Console
 from mtppp.errors import MtpppError
@@ -34,17 +36,22 @@ WORDS = (
     " hint: the log is /var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log there"
     " n1: ray up, server up, launched by ann@desk at 2026-11-29T21:30:12+00:00"
 )
+COUNTING = """
+from mtppp.console import Console
+with Console().step("self-score") as step:
+    step.count("greedy answers", 3, 40)
+"""
 LONGEST = "/var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log"
 
 
-def shown(columns: int) -> str:
-    """What the script shows on a terminal of that width."""
+def shown(columns: int, script: str = SCRIPT) -> str:
+    """What a script shows on a terminal of that width."""
     here, there = pty.openpty()
     fcntl.ioctl(there, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
     environment.pop("COLUMNS", None)
     subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, stdout=there, stderr=there, check=True
+        [sys.executable, "-c", script], env=environment, stdout=there, stderr=there, check=True
     )
     os.close(there)
     text = b""
@@ -75,3 +82,21 @@ def test_without_a_terminal_lines_stay_whole() -> None:
     lines = re.sub(r"\(\d+\.\d", "(0.0", done.stderr + done.stdout).splitlines()
     assert len(lines) == 5
     assert " ".join(lines).split() == WORDS.split()
+
+
+@pytest.mark.parametrize(
+    ("of", "said"), [(16, [16]), (40, [16, 32, 40]), (300, [75, 150, 225, 300])]
+)
+def test_without_a_terminal_what_is_counted_is_said_at_each_quarter(
+    of: int, said: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Console().step("self-score") as step:
+        for finished in range(1, of + 1):
+            step.count("greedy answers", finished, of)
+    *lines, end = capsys.readouterr().err.splitlines()
+    assert lines == [f"  … self-score     greedy answers: {at} of {of}" for at in said]
+    assert end.startswith("  ✓ self-score")
+
+
+def test_on_a_terminal_each_one_is_counted() -> None:
+    assert "greedy answers: 3 of 40" in shown(80, COUNTING)

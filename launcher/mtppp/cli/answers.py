@@ -52,7 +52,7 @@ def export(
             options.prompts_of(prompt_file, chosen),
             candidate=options.server("candidate", candidate_url, candidate_model),
             about={},
-            progress=step.progress,
+            progress=step.count,
         )
         step.note = f"{count} answers in {output}"
     console.say(f"score them with: mtppp answers score {output} --baseline-url URL")
@@ -91,7 +91,7 @@ def score(
             options.prompts_of(prompt_file, tier),
             baseline=options.server("baseline", baseline_url, baseline_model),
             about={},
-            progress=step.progress,
+            progress=step.count,
         )
         step.note = outcome.verdict.headline
         step.succeeded = outcome.verdict.passed

@@ -51,6 +51,6 @@ def record(
             options.prompts_of(prompt_file, chosen),
             baseline=options.server("baseline", baseline_url, baseline_model),
             about={},
-            progress=step.progress,
+            progress=step.count,
         )
     console.say(f"verify by it with: mtppp verify --baseline {output}")

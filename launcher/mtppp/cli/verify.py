@@ -104,7 +104,7 @@ def command(
             prompts=options.prompts_of(prompt_file, chosen),
             candidate=candidate,
             about=about,
-            progress=step.progress,
+            progress=step.count,
         )
         if stored:
             outcome = common(stored=stored)

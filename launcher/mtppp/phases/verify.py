@@ -93,7 +93,7 @@ class SelfScore(WithoutTrace):
             candidate=candidate_of(deployment, deployment.plan.endpoint),
             baseline=None,
             about=_about(deployment),
-            progress=step.progress,
+            progress=step.count,
         )
         verdict = outcome.verdict
         sound = verdict.judged and verdict.outcome != "FAIL" and _agrees(verdict.figures)
@@ -195,7 +195,7 @@ def _verified(deployment: Deployment, step: Step) -> Outcome:
         prompts=own_set(tier.requests),
         candidate=candidate_of(deployment, plan.endpoint),
         about=_about(deployment),
-        progress=step.progress,
+        progress=step.count,
     )
     if section.baseline:
         return common(stored=section.baseline)

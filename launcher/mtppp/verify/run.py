@@ -33,7 +33,8 @@ KNOWN_TOKENS = 12
 _WORST = 5
 _CONTEXT = 16  # tokens shown before a worst one
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
+"""(what is asked, how much of it is done, of how much)"""
 Judging = Literal["baseline", "candidate", "nobody"]
 
 
@@ -174,8 +175,7 @@ class Asking:
             nonlocal finished
             keep(key, result)
             finished += 1
-            if finished % max(1, of // 10) == 0:
-                self._progress(f"{what}: {finished} of {of}")
+            self._progress(what, finished, of)
 
         await for_each(todo, work, done, concurrency or self.client.concurrency)
 

@@ -171,9 +171,11 @@ def test_without_a_baseline_a_few_answers_are_scored_in_seconds(
     step: Step,
     opened: list[str],
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     deployment = alone()
     SelfScore().run(deployment, step)
+    assert capsys.readouterr().err.count("\n") == 2
     assert step.note.startswith("it objects to 0 of its own ")
     assert "weights and forward pass were not compared" in step.note
     assert opened == ["self-score, 0 of 128 tokens objected to; compared with nothing"]
