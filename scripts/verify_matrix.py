@@ -81,6 +81,7 @@ class Arm:
         model: one of cluster_configs/models.
         fault: of tests/faults.
         weights: what is done to the tensors of the model's file.
+        more: arguments of `vllm serve` besides.
     """
 
     release: str = "0.32.0"
@@ -91,6 +92,7 @@ class Arm:
     model: str = "demo-glm4-moe"
     fault: str = ""
     weights: Callable[[Tensors], None] | None = None
+    more: tuple[str, ...] = ()
 
     @property
     def as_shipped(self) -> bool:
@@ -384,6 +386,7 @@ def command(arm: Arm, model: Path, port: int) -> list[Any]:
         *("--dtype", arm.dtype, "--enforce-eager", "--seed", 0),
         *("--max-model-len", 1024, "--max-num-seqs", 16),
         *("--tensor-parallel-size", arm.tensor, "--pipeline-parallel-size", arm.pipeline),
+        *arm.more,
     ]
     if arm.as_shipped:
         return arguments
