@@ -13,6 +13,8 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
 from mtppp.phases.run_directory import SHARED_MEMORY_FILE
 from mtppp.plan.plan import Plan
+from mtppp_patches.presence import lacking
+from mtppp_patches.registry import PATCHES
 
 
 class Attest(WithoutTrace):
@@ -104,13 +106,32 @@ def differences(plan: Plan, attested: Sequence[Mapping[str, Any]]) -> Iterator[s
             )
         if not record.get("runner_v2"):
             yield f"rank {rank.rank}: runs {record.get('runner')}, not the V2 model runner"
-        if sorted(record.get("patches", {})) != sorted(plan.patches):
+        patches = record.get("patches", {})
+        if sorted(patches) != sorted(plan.patches):
             yield (
-                f"rank {rank.rank}: patches are {_names(record.get('patches', {}))},"
+                f"rank {rank.rank}: patches are {_names(patches)},"
                 f" planned are {_names(plan.patches)}"
             )
+        last = rank.stage == len(plan.stages) - 1
+        for name, what in _not_in_place(plan, patches, last_stage=last):
+            yield f"rank {rank.rank}: of patch {name} is not in place: {what}"
     for number in sorted(by_rank):
         yield f"rank {number} attested, but is not in the Plan"
+
+
+def _not_in_place(
+    plan: Plan, patches: Mapping[str, Any], *, last_stage: bool
+) -> Iterator[tuple[str, str]]:
+    """Planned patch and what a rank lacks of it, of those that it says it has.
+
+    Args:
+        patches: by name, what a rank has attested.
+    """
+    for patch in PATCHES:
+        if patch.name in plan.patches and patch.name in patches:
+            in_place = frozenset((patches[patch.name] or {}).get("targets", ()))
+            for what in lacking(patch, plan.vllm, in_place, last_stage=last_stage):
+                yield patch.name, what
 
 
 def _names(names: Iterable[str]) -> str:

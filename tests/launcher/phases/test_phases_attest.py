@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from scripted import patches_in_place
 
 from mtppp.phases.attest import differences
 from mtppp.plan.plan import Plan
@@ -36,7 +37,7 @@ def records_of(plan: Plan) -> list[dict[str, Any]]:
             "async_scheduling": True,
             "vllm": f"{plan.vllm}+cpu",
             "plugins": "0123456789abcdef",
-            "patches": {name: {"targets": [], "pending": []} for name in plan.patches},
+            "patches": patches_in_place(plan),
             "displaced": [],
         }
         for rank in plan.ranks
@@ -87,6 +88,29 @@ def test_each_difference_is_told(plan: Plan, rank: int, changes: dict[str, Any],
     records[rank].update(changes)
     patches = ", ".join(sorted(plan.patches))
     assert list(differences(plan, records)) == [told.format(patches=patches)]
+
+
+def test_a_patch_that_a_rank_names_and_has_not_put_in_place_is_told(plan: Plan) -> None:
+    records = records_of(plan)
+    guard = records[1]["patches"]["engine_guard"]
+    guard["pending"], guard["targets"] = guard["targets"], []
+    records[0]["patches"]["index_share"] = None
+    what = "WorkerWrapperBase.init_device"
+    assert list(differences(plan, records)) == [
+        f"rank 0: of patch index_share is not in place: vllm.v1.worker.worker_base:{what}",
+        f"rank 1: of patch engine_guard is not in place: vllm.v1.worker.worker_base:{what}",
+    ]
+
+
+def test_drafts_must_be_relayed_by_each_rank(make_plan: Callable[..., Plan]) -> None:
+    plan = make_plan(runtime={"vllm": "0.29.0", "python": "/opt/vllm/bin/python"})
+    records = records_of(plan)
+    assert list(differences(plan, records)) == []
+    receive = "vllm.v1.worker.gpu.pp_utils:PPHandler.receive"
+    records[0]["patches"]["draft_relay"]["targets"].remove(receive)
+    assert list(differences(plan, records)) == [
+        f"rank 0: of patch draft_relay is not in place: {receive}"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import SLEEP, running
+from scripted import SLEEP, patches_in_place, running
 
 from mtppp.console import Step
 from mtppp.errors import HostTimeout, MtpppError, RemoteCommandFailed
@@ -339,7 +339,7 @@ def attested(deployment: Deployment) -> list[dict[str, Any]]:
             "async_scheduling": True,
             "vllm": plan.vllm,
             "plugins": os.path.basename(plan.nodes[rank.node].plugins),  # noqa: PTH119
-            "patches": dict.fromkeys(plan.patches),
+            "patches": patches_in_place(plan),
             "displaced": [],
         }
         for rank in plan.ranks
