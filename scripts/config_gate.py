@@ -10,8 +10,10 @@ of that release; no GPU, no weights and no compiled code. SOURCES is the directo
 unzipped wheel; its python code then runs on the dependencies of --python.
 
 Up to 0.29 GLM-5.2 must be refused as vLLM ships it and pass with the patch; from 0.30 on it must
-pass as it ships. The result goes to patches/evidence/config-gate.json unless --output says
-otherwise. Exit status: 0 as it must be, 1 otherwise.
+pass as it ships. Every other family that the release knows must pass with the patch, and as it
+ships from 0.30 on; a few drafters support pipelining and pass before. The result goes to
+patches/evidence/config-gate.json unless --output says otherwise. Exit status: 0 as it must be,
+1 otherwise.
 """
 
 from __future__ import annotations
@@ -61,10 +63,18 @@ def main() -> int:
 
 
 def as_it_must_be(release: str, results: dict[str, dict[str, str]]) -> bool:
-    """Whether GLM-5.2 is refused where it is known to be, and passes everywhere else."""
-    shipped = "refused" if release in config_gate.PATCH.releases else "passes"
-    outcome = {how: result.get(PUBLISHED) for how, result in results.items()}
-    return outcome == {"shipped": shipped, "patched": "passes"}
+    """Whether GLM-5.2 is refused where it is known to be, and all pass everywhere else."""
+    gated = release in config_gate.PATCH.releases
+    shipped, patched = results["shipped"], results["patched"]
+    if shipped.get(PUBLISHED) != ("refused" if gated else "passes"):
+        return False
+    right = {"passes", "unknown"}
+    right_as_shipped = right | {"refused"} if gated else right
+    return (
+        shipped.keys() == patched.keys()
+        and right_as_shipped.issuperset(shipped.values())
+        and right.issuperset(patched.values())
+    )
 
 
 def in_fresh_python(

@@ -179,14 +179,15 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
     if releases := record.get("releases"):
-        cases = [family for arms in releases.values() for family in arms["shipped"].items()]
-        families = {name for name, _ in cases}
-        made = {name for name, outcome in cases if not outcome.startswith("not made")}
+        cases = [family for arms in releases.values() for family in arms["patched"].items()]
+        passing = {name for name, outcome in cases if outcome == "passes"}
+        failing = {name for name, outcome in cases if outcome not in ("passes", "unknown")}
         yield (
-            f"config: {len(releases)} releases, with and without `config_gate`; of the families"
-            f" with MTP {', '.join(sorted(made))}; not of these, whose classes could not be made:"
-            f" {', '.join(sorted(families - made)) or 'none'}"
+            f"config: {len(releases)} releases, with and without `config_gate`, each with the"
+            f" families with MTP that it knows, of {', '.join(sorted(passing))}"
         )
+        if failing:
+            yield f"not passing with it on some release: {', '.join(sorted(failing))}"
 
 
 def _evidence(family: Family) -> str:
