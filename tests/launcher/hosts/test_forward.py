@@ -104,6 +104,7 @@ def test_connections_that_end_do_not_end_the_ssh_connection(sshd: Sshd, server_p
         assert transport._connected() is connection
 
 
+@pytest.mark.slow
 def test_input_beyond_the_end_does_not_end_the_ssh_connection(sshd: Sshd) -> None:
     """A server that goes while it is sent to: sshd closes the channel in the middle of that."""
     with (
@@ -153,6 +154,7 @@ def test_forwarding_that_sshd_prohibits(start_sshd: Callable[..., Sshd], server_
     assert "AllowTcpForwarding" in caught.value.hint
 
 
+@pytest.mark.slow
 def test_slow_link(sshd: Sshd, server_port: int) -> None:
     relay = Relay(sshd.port)
     try:

@@ -24,6 +24,9 @@ from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.stop import StopNodes
 
+# Dozens of real processes, started and ended one after the other.
+pytestmark = pytest.mark.slow
+
 Deploy = Callable[..., Deployment]
 
 

@@ -53,6 +53,7 @@ def test_what_a_sampler_does_wrong_is_seen(damage: dict[str, float]) -> None:
     assert all(sampled_p(draws(chance, 1500, **damage), MARGIN) < ALPHA for _ in range(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "replaced"), [(250, 0.05), (1500, 0.01), (1500, 0.002)])
 def test_the_power_is_what_is_found(tokens: int, replaced: float) -> None:
     chance = random.Random(5)
