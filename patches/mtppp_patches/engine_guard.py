@@ -1,32 +1,42 @@
-"""Stops an engine that does not run the V2 runner under the asynchronous scheduler.
+"""Stops an engine that is known to be wrong, whatever the deployment says of it.
 
-PP + MTP is right only with both. Either can be lost without an error: to the environment variable
-missing in one process, to a platform that switches asynchronous scheduling off, to a scheduler
-class named on the command line, to features or entry points that the V2 runner does not support.
-What counts is therefore looked at where it is final: in EngineCore before any worker starts, and
-in each worker once it has its runner.
+An engine's command line may ask for what the deployment's file does not: speculation of another
+kind, expert load balancing, other classes, another layout. What vLLM made of it is judged here by
+the table that the launcher judges files by; what is only unproven is left to the launcher.
+
+PP + MTP is right only with the V2 runner under the asynchronous scheduler. Either can be lost
+without an error: to the environment variable missing in one process, to a platform that switches
+asynchronous scheduling off, to a scheduler class named on the command line, to features or entry
+points that the V2 runner does not support. What counts is therefore looked at where it is final: in
+EngineCore before any worker starts, and in each worker once it has its runner.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
 
-from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.engine_spec import EngineSpec, Speculative
 from mtppp_patches.patch import Patch, PatchError, Target
 from mtppp_patches.releases import RELEASES
 
 Function = Callable[..., Any]
 
 _V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+# Codes of refusals of what is wrong on every release, or starts and is not known to be right.
+_WRONG = frozenset(
+    {"speculative_method", "other_classes", "expert_data_parallel", "eplb_pipeline", "eplb_mtp"}
+)
 
 
 def _before_workers_start(original: Function, spec: EngineSpec) -> Function:
     def __init__(self: Any, vllm_config: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        require_async_scheduler(vllm_config)
-        require_v2_runner(vllm_config)
+        if require_sound(vllm_config, spec):
+            require_async_scheduler(vllm_config)
+            require_v2_runner(vllm_config)
         original(self, vllm_config, *arguments, **named)
 
     return __init__
@@ -35,6 +45,8 @@ def _before_workers_start(original: Function, spec: EngineSpec) -> Function:
 def _once_the_runner_is_there(original: Function, spec: EngineSpec) -> Function:
     def init_device(self: Any) -> None:
         original(self)
+        if not require_sound(self.vllm_config, spec):
+            return
         from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
         require_async_scheduler(self.vllm_config)
@@ -47,6 +59,55 @@ def _once_the_runner_is_there(original: Function, spec: EngineSpec) -> Function:
             )
 
     return init_device
+
+
+def require_sound(vllm_config: Any, spec: EngineSpec) -> bool:
+    """Whether this engine drafts with MTP over stages, if it may run at all.
+
+    Raises:
+        PatchError: it is wrong, or needs patches that it was not planned with.
+    """
+    from mtppp_patches.support import admissible
+
+    running = as_configured(vllm_config, spec)
+    verdict = admissible(running)
+    if wrong := [refusal for refusal in verdict.refusals if refusal.code in _WRONG]:
+        raise PatchError("; ".join(f"{refusal.reason}: {refusal.way_out}" for refusal in wrong))
+    if unplanned := sorted(set(verdict.patches) - set(spec.patches)):
+        raise PatchError(
+            f"this engine needs patches that it was not planned with: {', '.join(unplanned)}. It "
+            "runs otherwise than its deployment says: launch it from a file that says so."
+        )
+    return running.mtp and running.pipeline > 1
+
+
+def as_configured(vllm_config: Any, spec: EngineSpec) -> EngineSpec:
+    """`spec`, with all that vLLM itself was told instead of what the deployment says of it."""
+    parallel = vllm_config.parallel_config
+    model = vllm_config.model_config
+    speculative = vllm_config.speculative_config
+    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {}
+    other_classes = (
+        str(getattr(model.model_impl, "value", model.model_impl)) not in {"auto", "vllm"}
+        # Since 0.27.0.
+        or bool(getattr(model, "model_class_overrides", None))
+        or not overrides.keys().isdisjoint({"architectures", "model_type"})
+    )
+    return dataclasses.replace(
+        spec,
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        data_parallel=parallel.data_parallel_size,
+        prefill_context=parallel.prefill_context_parallel_size,
+        decode_context=parallel.decode_context_parallel_size,
+        expert_parallel=parallel.enable_expert_parallel,
+        eplb=parallel.enable_eplb,
+        other_classes=spec.other_classes or other_classes,
+        # Of the deployment's number of stages.
+        layer_partition=None,
+        speculative=speculative
+        and Speculative(speculative.method, speculative.num_speculative_tokens),
+    )
 
 
 def require_async_scheduler(vllm_config: Any) -> None:
@@ -112,12 +173,13 @@ PATCH = Patch(
     name="engine_guard",
     why=(
         "With the synchronous scheduler PP + MTP hangs or corrupts, with the V1 runner it dies, "
-        "and vLLM falls back to either without an error."
+        "and vLLM falls back to either without an error. An engine may be told what its "
+        "deployment's file does not say, and what is refused there."
     ),
     releases=RELEASES,
     obsolete_by="nothing up to 0.33.0",
     scope="deployment",
-    wanted=lambda spec: spec.mtp and spec.pipeline > 1,
+    wanted=lambda spec: spec.pipeline > 1,
     targets=(
         Target("vllm.v1.engine.core", "EngineCore.__init__", _before_workers_start),
         Target("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features"),

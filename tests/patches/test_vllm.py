@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "cluster_configs/models/demo-glm4-moe"
 sys.path.append(str(ROOT / "scripts"))
 
 from class_evidence import drafter_problems, run  # noqa: E402
@@ -86,6 +87,51 @@ print(json.dumps({
 }))
 """
 
+SOUND = """
+import dataclasses, json, sys
+from types import SimpleNamespace
+from mtppp_patches.engine_guard import require_sound
+from mtppp_patches.engine_spec import EngineSpec, Speculative
+from mtppp_patches.patch import PatchError, names_needed
+from mtppp_patches.registry import PATCHES
+from vllm.config import ModelConfig, ParallelConfig
+
+release, directory = sys.argv[1:]
+
+def told(*, planned="mtp", drafts="mtp", family="glm4_moe", risk=(), eplb=False, model={}, **sizes):
+    spec = EngineSpec(
+        release, family, device="cpu", tensor=2, pipeline=2, at_own_risk=risk,
+        speculative=planned and Speculative(planned, 3),
+    )
+    spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+    sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2} | sizes
+    parallel = ParallelConfig(distributed_executor_backend="ray", **sizes)
+    # The class refuses it where there is no GPU.
+    parallel.enable_eplb = eplb
+    try:
+        return require_sound(SimpleNamespace(
+            parallel_config=parallel,
+            model_config=ModelConfig(directory, skip_tokenizer_init=True, **model),
+            speculative_config=drafts and SimpleNamespace(method=drafts, num_speculative_tokens=3),
+        ), spec)
+    except PatchError as error:
+        return str(error)
+
+print(json.dumps({
+    "as planned": told(),
+    "without drafts": told(drafts=None),
+    "one stage": told(pipeline_parallel_size=1),
+    "other sizes": told(model={"hf_overrides": {"rope_theta": 1.0}}),
+    "eagle3": told(drafts="eagle3"),
+    "eagle3 at one's own risk": told(drafts="eagle3", risk=("speculative_method",)),
+    "transformers": told(model={"model_impl": "transformers"}),
+    "architectures": told(model={"hf_overrides": {"architectures": ["Glm4MoeForCausalLM"]}}),
+    "experts": told(family="glm_moe_dsa", data_parallel_size=2, enable_expert_parallel=True),
+    "eplb": told(eplb=True, enable_expert_parallel=True),
+    "unplanned": told(planned=None),
+}))
+"""
+
 ENTRY_POINTS = """
 [triton.backends]
 cpu = mtppp_cpu.triton_backend
@@ -124,6 +170,35 @@ def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path
     assert "VLLM_USE_V2_MODEL_RUNNER is not set" in messages["v1 unset"]
     assert "VLLM_USE_V2_MODEL_RUNNER is 0" in messages["v1 set"]
     assert "vllm.logits_processors: bias" in messages["logits processor"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_engine_refuses_what_it_is_told_beside_its_file(
+    vllm_python: Python, release: str
+) -> None:
+    done = subprocess.run(
+        [vllm_python(release), "-c", SOUND, release, MODEL],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "patches")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["as planned"] is told["other sizes"] is True
+    assert told["without drafts"] is told["one stage"] is False
+    assert told["eagle3"].startswith(
+        f"speculative method eagle3 under pipeline parallelism on vLLM {release}"
+    )
+    assert told["eagle3 at one's own risk"] is False
+    for classes in ("transformers", "architectures"):
+        assert "remove --model-class-overrides, --model-impl" in told[classes]
+    assert "sum each expert layer's output once per tensor rank" in told["experts"]
+    assert "(EPLB) under pipeline parallelism ends the engine" in told["eplb"]
+    if release == "0.29.0":
+        assert "not planned with: config_gate, draft_relay, structured_drafts" in told["unplanned"]
+    else:
+        assert told["unplanned"] is True
 
 
 @pytest.mark.parametrize("release", RELEASES)
