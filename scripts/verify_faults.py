@@ -28,6 +28,7 @@ class Fault:
             0 where it has no say.
         sampled: `change` befalls answers at temperature above 0 alone.
         shifted: the baseline's log probabilities are those of the next position.
+        calls_finished: answers that `change` makes shorter are said to have ended of themselves.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Fault:
     requests: float = 0.0
     sampled: bool = False
     shifted: bool = False
+    calls_finished: bool = False
 
 
 def second_best(rate: float) -> Change:
@@ -115,6 +117,15 @@ def ruined(rate: float, others: Sequence[Sequence[int]]) -> Change:
     return change
 
 
+def cut(rate: float) -> Change:
+    """The second half is missing."""
+
+    def change(_: Any, tokens: list[int], chance: random.Random) -> Sequence[int]:
+        return tokens[: len(tokens) // 2] if chance.random() < rate else tokens
+
+    return change
+
+
 def faults(vocabulary: int, others: Sequence[Sequence[int]]) -> dict[str, Fault]:
     """All of them, by name."""
     return {
@@ -131,6 +142,12 @@ def faults(vocabulary: int, others: Sequence[Sequence[int]]) -> dict[str, Fault]
         "swapped": Fault("1 token in 100 swapped with the next", swapped(0.01), 0.01),
         "ruined": Fault("1 request in 200 ruined", ruined(0.005, others), 0.0, 0.005),
         "ruined-0.05": Fault("1 request in 20 ruined", ruined(0.05, others), 0.0, 0.05),
+        "cut": Fault(
+            "1 request in 20 cut in half and called finished",
+            cut(0.05),
+            requests=0.05,
+            calls_finished=True,
+        ),
         "sampled": Fault(
             "1 token in 20 random, only at temperature > 0",
             replaced(0.05, vocabulary),

@@ -217,6 +217,7 @@ class Servers:
         self._candidate.seed = seed
         self._candidate.fault = None if fault.sampled else fault.change
         self._candidate.sampled_fault = fault.change if fault.sampled else None
+        self._candidate.calls_finished = fault.calls_finished
         self._baseline.shifted = fault.shifted
         directory = Path(self._directory.name) / str(self._runs)
         directory.mkdir()

@@ -104,7 +104,7 @@ def pairs_of(record: Record, above: float) -> list[Pair]:
     asked = record.notes.get("asked", {}).get("tokens", 0)
     ours, theirs = record.answers.get("candidate", {}), record.answers.get("null", {})
     alone = not theirs  # the candidate judged itself: nothing is to be expected of a baseline
-    ends = measure.end_tokens(theirs.values())
+    ends = measure.ends_of(theirs.values())
 
     def judged(stage: str, key: str, answer: Answer) -> Judged:
         return measure.judge_answer(

@@ -23,7 +23,23 @@ PARTED = "parted"
 
 # Flags that mean damage by themselves. A loop alone does not: greedy text may well loop, and the
 # baseline says whether it would have.
-_DAMAGE = frozenset({"empty", "truncated", "overlong", "end within", PARTED})
+_DAMAGE = frozenset({"empty", "truncated", "cut short", "overlong", "end within", PARTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How answers of the baseline end of themselves.
+
+    A text may hold a token that ends others, if the server was told of several; such a one is
+    neither.
+
+    Attributes:
+        always: tokens that end answers and are nowhere within one.
+        never: tokens that are within answers and end none.
+    """
+
+    always: frozenset[int]
+    never: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +126,13 @@ def judge_answer(
     *,
     above: float,
     asked: int,
-    ends: frozenset[int],
+    ends: Ends,
 ) -> Judged:
     """Judge one answer.
 
     Args:
         again: scores of the same tokens, alone.
         asked: tokens that were asked for.
-        ends: tokens that end an answer.
     """
     outliers = tuple(i for i, gap in enumerate(scores.gap) if gap > above)
     confirmed = None
@@ -134,7 +149,7 @@ def judge_answer(
     )
 
 
-def flags_of(answer: Answer, *, asked: int, ends: frozenset[int]) -> frozenset[str]:
+def flags_of(answer: Answer, *, asked: int, ends: Ends) -> frozenset[str]:
     """What is odd about an answer, whatever the tokens mean."""
     tokens = answer.tokens
     flags = set()
@@ -146,8 +161,10 @@ def flags_of(answer: Answer, *, asked: int, ends: frozenset[int]) -> frozenset[s
         flags.add("truncated")
     if len(tokens) > asked:
         flags.add("overlong")
-    if ends.intersection(tokens[:-1]):
+    if ends.always.intersection(tokens[:-1]):
         flags.add("end within")
+    if answer.finish == "stop" and ends.never.intersection(tokens[-1:]):
+        flags.add("cut short")
     if loops(tokens):
         flags.add("loop")
     return frozenset(flags)
@@ -165,15 +182,12 @@ def loops(tokens: Sequence[int]) -> bool:
     return False
 
 
-def end_tokens(answers: Iterable[Answer]) -> frozenset[int]:
-    """Tokens with which answers stopped of themselves.
-
-    A text may hold such a token elsewhere, if the server was told of several; those are left out.
-    """
+def ends_of(answers: Iterable[Answer]) -> Ends:
+    """How these answers end; nothing is known of it where there are none."""
     answers = list(answers)
     last = {a.tokens[-1] for a in answers if a.finish == "stop" and a.tokens}
     within = {token for a in answers for token in a.tokens[:-1]}
-    return frozenset(last - within)
+    return Ends(frozenset(last - within), frozenset(within - last))
 
 
 def seen(damaged: Damaged, scores: Scores, above: float) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify import measure
 from mtppp.verify.control import Damaged
-from mtppp.verify.measure import Judged, Pair
+from mtppp.verify.measure import Ends, Judged, Pair
 from mtppp.verify.record import RECORD, Record
 
 Likeliest = Mapping[int, float]
@@ -68,7 +68,7 @@ def judge_free(
     *,
     above: float,
     asked: int,
-    ends: frozenset[int],
+    ends: Ends,
 ) -> Judged:
     """One answer of the candidate, or of the baseline when it answered again."""
     compared = compare(answer.tokens, stored.tokens, likeliest)
@@ -88,7 +88,7 @@ def free_pairs(record: Record, baseline: Record, above: float, asked: int) -> li
     """The candidate's answers, against the baseline's second answers to the same prompts."""
     stored, again = baseline.answers["null"], baseline.answers["again"]
     ours = record.answers.get("candidate", {})
-    ends = measure.end_tokens(stored.values())
+    ends = measure.ends_of(stored.values())
 
     def judged(answer: Answer, key: str) -> Judged:
         return judge_free(

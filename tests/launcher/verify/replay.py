@@ -89,6 +89,7 @@ class Replay:
         asked: path and body of every request.
         tokenizer: whether it has one.
         shifted: whether it tells of each position what belongs to the next.
+        calls_finished: whether it says "stop" of an answer that a fault has made shorter.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -101,6 +102,7 @@ class Replay:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.tokenizer = True
         self.shifted = False
+        self.calls_finished = False
         self.context = recording().head["context"]
         self.seed = seed
         self._counter = 0
@@ -172,8 +174,9 @@ class Replay:
         if body["temperature"] > 0:
             tokens = _sampled(recorded, chance)
         fault = self.sampled_fault if body["temperature"] > 0 else self.fault
-        answered = fault(recorded, tokens, chance) if fault else tokens
-        return list(answered)[: body["max_tokens"]], recorded.finish
+        answered = list(fault(recorded, tokens, chance) if fault else tokens)[: body["max_tokens"]]
+        cut = len(answered) < len(tokens) and self.calls_finished
+        return answered, "stop" if cut else recorded.finish
 
     def scored(self, ids: tuple[int, ...], count: int = 1) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` of prompt and answer; of the others, one more was recorded."""

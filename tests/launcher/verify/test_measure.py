@@ -9,12 +9,22 @@ import pytest
 
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify.control import damage, ruin
-from mtppp.verify.measure import end_tokens, flags_of, judge_answer, loops, threshold
+from mtppp.verify.measure import (
+    Ends,
+    ends_of,
+    flags_of,
+    judge_answer,
+    loops,
+    threshold,
+)
 
 
 def scores(*gaps: float) -> Scores:
     ones = array("l", [1] * len(gaps))
     return Scores(array("d", gaps), ones, ones, array("d", gaps))
+
+
+ENDS = Ends(always=frozenset({1}), never=frozenset({5, 6}))
 
 
 @pytest.mark.parametrize(
@@ -27,10 +37,12 @@ def scores(*gaps: float) -> Scores:
         ((5, 6), "abort", {"truncated"}),
         ((5, 6, 7, 8, 9), "length", {"overlong"}),
         ((5, 1, 7, 8), "length", {"end within"}),
+        ((5, 7), "stop", set()),
+        ((5, 6), "stop", {"cut short"}),
     ],
 )
 def test_flags(tokens: tuple[int, ...], finish: str, flags: set[str]) -> None:
-    assert flags_of(Answer(tokens, finish), asked=4, ends=frozenset({1})) == flags
+    assert flags_of(Answer(tokens, finish), asked=4, ends=ENDS) == flags
 
 
 def test_loops_are_told_from_repetition() -> None:
@@ -41,18 +53,18 @@ def test_loops_are_told_from_repetition() -> None:
     assert not loops(list(range(200)))
 
 
-def test_end_tokens_are_those_that_only_end() -> None:
+def test_ends_are_told_from_what_is_within() -> None:
     answers = [Answer((5, 1), "stop"), Answer((9, 5, 2), "stop"), Answer((2, 4), "length")]
-    assert end_tokens(answers) == {1}
+    assert ends_of(answers) == Ends(always=frozenset({1}), never=frozenset({5, 9}))
 
 
 def test_an_outlier_is_confirmed_by_scoring_again() -> None:
     answer = Answer((5, 6, 7), "length")
     first = scores(0.0, 1.5, 3.0)
-    judged = judge_answer(answer, first, scores(0, 0.2, 3.0), above=1.0, asked=3, ends=frozenset())
+    judged = judge_answer(answer, first, scores(0, 0.2, 3.0), above=1.0, asked=3, ends=ends_of([]))
     assert (judged.outliers, judged.confirmed) == ((1, 2), (2,))
     assert judged.gap == 2.0
-    untried = judge_answer(answer, first, None, above=1.0, asked=3, ends=frozenset())
+    untried = judge_answer(answer, first, None, above=1.0, asked=3, ends=ends_of([]))
     assert untried.confirmed is None
 
 

@@ -112,6 +112,17 @@ def test_a_faulty_one_fails_and_the_report_shows_where(
     assert suite.get("failures") == "1"
 
 
+def test_answers_that_are_cut_are_no_ends_though_the_server_calls_them_so(
+    candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    candidate.fault = lambda _, tokens, chance: tokens[: 8 if chance.random() < 0.6 else None]
+    candidate.calls_finished = True
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, ends of answers")
+    assert result_of(tmp_path)["figures"]["outliers"] == 0
+
+
 def test_a_verdict_is_never_given_out_again_for_another_server(
     candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
 ) -> None:

@@ -219,7 +219,7 @@ def test_sampling_alone_can_fail() -> None:
     assert verdict(sampled=Sampled(1600, 0.01)).outcome == "PASS"
 
 
-@pytest.mark.parametrize("flag", ["empty", "truncated", "overlong", "end within"])
+@pytest.mark.parametrize("flag", ["empty", "truncated", "cut short", "overlong", "end within"])
 def test_ends_of_answers_are_no_matter_of_sampling(flag: str) -> None:
     directions = Directions(NONE, NONE, NONE, NONE)
     found = verdict([judged(0, flag)] * 12, directions=directions)
