@@ -17,6 +17,10 @@ REJECTED = 0.3
 """Share of tokens that come after a rejected draft."""
 
 
+PAST_200 = 0.254
+"""Share of the recorded tokens that are past position 200."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """One fault.
@@ -137,7 +141,9 @@ def faults(vocabulary: int, others: Sequence[Sequence[int]]) -> dict[str, Fault]
         "rejected": Fault(
             "1 in 20 after a rejected draft random", after_rejection(0.05, vocabulary), 0.015
         ),
-        "past-200": Fault("1 in 20 past position 200 random", past(200, 0.05, vocabulary)),
+        "past-200": Fault(
+            "1 in 20 past position 200 random", past(200, 0.05, vocabulary), 0.05 * PAST_200
+        ),
         "duplicated": Fault("1 token in 100 twice", duplicated(0.01), 0.01),
         "swapped": Fault("1 token in 100 swapped with the next", swapped(0.01), 0.01),
         "ruined": Fault("1 request in 200 ruined", ruined(0.005, others), 0.0, 0.005),

@@ -7,9 +7,10 @@
 The first draws prompts anew from the recording for each run (tests/data/verify-null.jsonl.gz), once
 for the candidate and once for the baseline, of the same kind; damaged tokens get gaps that the
 real server gave to damaged tokens. The second runs the command itself between servers that replay
-the recording; a fault befalls the candidate's answers on their way. Both print a table, and write
-it to docs/verify-power.md between its marks. Exit status 1 if a sound deployment fails too often,
-or `--over-http` passes a fault that the power calculation says is seen.
+the recording; a fault befalls the candidate's answers on their way. Both print rows of a table, and
+put them into docs/verify-power.md between its marks; rows of faults that were not run stay. Exit
+status 1 if a sound deployment fails too often, or `--over-http` passes a fault that the power
+calculation says is seen.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ from verify_faults import Fault, faults  # noqa: E402
 
 PAGE = ROOT / "docs/verify-power.md"
 SMOKE = TIERS["smoke"]
+HEAD = (
+    "| damage | runs | FAIL | INCONCLUSIVE | PASS | FAIL, predicted | PASS, predicted | date |",
+    "|---|---|---|---|---|---|---|---|",
+)
 FALSE_FAIL = 0.002
 FAULTY_RUNS = 300
 SAMPLED_DAMAGE = 0.05
@@ -62,9 +67,10 @@ def main() -> int:
     others = [one.tokens for one in recording().all if len(one.tokens) >= 16]
     known = faults(recording().head["vocabulary"], others)
     names = arguments.faults.split(",") if arguments.faults else list(known)
-    chosen = {name: known[name] for name in names}
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"no such fault: {', '.join(unknown)}; there are {', '.join(known)}")
     if arguments.over_http:
-        return over_http(chosen, arguments.over_http)
+        return over_http(known, names, arguments.over_http)
     return simulated(arguments.runs)
 
 
@@ -99,7 +105,7 @@ def simulated(runs: int) -> int:
         power = design.of_requests(ruined, design.requests) if ruined else design.of_tokens(damaged)
         rows.append(row(what, count, outcomes, power))
         print(rows[-1], flush=True)
-        keep("simulated", rows)
+        keep("simulated", rows, [case[0] for case in cases])
     return 0 if right else 1
 
 
@@ -108,8 +114,9 @@ def row(what: str, count: int, outcomes: Counter[str], power: Power | None) -> s
     shares = " | ".join(
         f"{outcomes[outcome] / count:.2%}" for outcome in ("FAIL", "INCONCLUSIVE", "PASS")
     )
-    predicted = f"{power.fails:.1%} | {1 - power.not_passed:.1%}" if power else "| "
-    return f"| {what} | {count} | {shares} | {predicted} |"
+    predicted = f"{power.fails:.1%} | {1 - power.not_passed:.1%}" if power else " | "
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return f"| {what} | {count} | {shares} | {predicted} | {date} |"
 
 
 def one_run(chance: random.Random, noise: float, damaged: float, ruined: float) -> Evidence:
@@ -155,11 +162,12 @@ def damage(chance: random.Random) -> Sequence[float]:
     return chance.choice(recording().damaged)[0]
 
 
-def over_http(chosen: dict[str, Fault], runs: int) -> int:
+def over_http(known: Mapping[str, Fault], names: Sequence[str], runs: int) -> int:
     """Run the command; whether what it surely sees was never passed."""
     rows, right = [], True
     with Servers() as servers:
-        for name, fault in chosen.items():
+        for name in names:
+            fault = known[name]
             outcomes: Counter[str] = Counter()
             causes: Counter[str] = Counter()
             design: Design | None = None
@@ -187,7 +195,7 @@ def over_http(chosen: dict[str, Fault], runs: int) -> int:
                 right = False
             rows.append(row(fault.what, runs, outcomes, power))
             print(rows[-1], dict(causes), flush=True)
-            keep("over HTTP", rows)
+            keep("over HTTP", rows, [each.what for each in known.values()])
     return 0 if right else 1
 
 
@@ -251,19 +259,21 @@ class Servers:
         }
 
 
-def keep(mark: str, rows: Sequence[str]) -> None:
-    """Put a table between its marks in the page."""
-    date = datetime.datetime.now(datetime.UTC).date().isoformat()
-    head = (
-        "| damage | runs | FAIL | INCONCLUSIVE | PASS | FAIL, predicted | PASS, predicted |\n"
-        "|---|---|---|---|---|---|---|"
-    )
-    table = "\n".join([f"Of {date}:", "", head, *rows])
+def keep(mark: str, rows: Sequence[str], order: Sequence[str]) -> None:
+    """Put rows of a table between its marks in the page, in place of those of the same damage."""
     text = PAGE.read_text(encoding="utf-8")
-    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
-    pattern = re.escape(begin) + ".*?" + re.escape(end)
-    replaced = re.sub(pattern, lambda _: f"{begin}\n{table}\n{end}", text, flags=re.DOTALL)
-    PAGE.write_text(replaced, encoding="utf-8")
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    before, _, rest = text.partition(begin)
+    table, _, after = rest.partition(end)
+    PAGE.write_text(before + begin + merged(table, rows, order) + end + after, encoding="utf-8")
+
+
+def merged(table: str, rows: Sequence[str], order: Sequence[str]) -> str:
+    """A table with rows put in or replaced, in this order of what was damaged."""
+    by_damage = {row.split("|")[1].strip(): row for row in (*table.splitlines()[2:], *rows)}
+    return "".join(
+        f"{line}\n" for line in (*HEAD, *(by_damage[what] for what in order if what in by_damage))
+    )
 
 
 if __name__ == "__main__":
