@@ -28,6 +28,10 @@ RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each new attempt
 LONGEST_PAUSE = 60.0
 LARGEST_BODY = 256 << 20
+_LARGEST_NUMBER = (1 << 31) - 1  # of ids, ranks and lengths
+
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading an answer that is not made as vLLM's raises."""
 
 # What the model's generation_config.json might set otherwise, and what would make the emitted
 # token differ from the most probable one.
@@ -82,6 +86,19 @@ class ModelCard:
     name: str
     root: str
     context: int
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _number(value: Any) -> int:
+    number = int(value)
+    if not 0 <= number <= _LARGEST_NUMBER:
+        raise ValueError(value)
+    return number
 
 
 def _is_refusal(error: BaseException) -> bool:
@@ -149,11 +166,15 @@ class BulkClient:
         body = await self._json("GET", "/v1/models")
         try:
             return [
-                ModelCard(card["id"], card.get("root") or "", int(card.get("max_model_len") or 0))
+                ModelCard(
+                    _text(card["id"]),
+                    _text(card.get("root") or ""),
+                    _number(card.get("max_model_len") or 0),
+                )
                 for card in body["data"]
                 if not card.get("parent")
             ]
-        except (KeyError, TypeError, AttributeError, ValueError):
+        except _MALFORMED:
             raise self._no_vllm("/v1/models", body) from None
 
     async def version(self) -> str:
@@ -169,7 +190,7 @@ class BulkClient:
         try:
             body = await self._request("GET", "/metrics")
             return acceptance_in(body.decode("utf-8", "replace"))
-        except (Inconclusive, ConfigurationError, ValueError, KeyError):
+        except (Inconclusive, ConfigurationError, *_MALFORMED):
             return None
 
     async def tokenize(
@@ -240,25 +261,24 @@ class BulkClient:
         if not isinstance(positions, list) or len(positions) != len(ids):
             raise self._unusable("prompt_logprobs has not one entry for each prompt token")
         scores = Scores(array("d"), array("l"), array("l"), array("d"))
-        for token, position in zip(ids[first:], positions[first:], strict=True):
-            self._add_score(scores, token, position)
         return scores, [
-            {int(token): float(entry["logprob"]) for token, entry in position.items()}
-            for position in positions[first:]
+            self._add_score(scores, token, position)
+            for token, position in zip(ids[first:], positions[first:], strict=True)
         ]
 
-    def _add_score(self, scores: Scores, token: int, position: Any) -> None:
+    def _add_score(self, scores: Scores, token: int, position: Any) -> dict[int, float]:
+        """Take what one position tells of its token; the log probabilities that it has."""
         try:
-            entry = position[str(token)]
-            best, best_entry = max(position.items(), key=lambda item: item[1]["logprob"])
-            logprob, highest = float(entry["logprob"]), float(best_entry["logprob"])
-            rank, best_id = int(entry["rank"]), int(best)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            known = {_number(other): float(entry["logprob"]) for other, entry in position.items()}
+            logprob, rank = known[token], _number(position[str(token)]["rank"])
+        except _MALFORMED:
             raise self._unusable(
                 f"a position of prompt_logprobs does not tell of its own token, {token}"
             ) from None
-        if not all(math.isfinite(entry["logprob"]) for entry in position.values()):
+        if not all(map(math.isfinite, known.values())):
             raise self._unusable("log probabilities that are not numbers (NaN or infinite)")
+        best = max(known, key=known.__getitem__)
+        highest = known[best]
         # A token that ties with the best may have rank 2.
         if highest > 1e-3 or rank < 1 or (rank == 1 and logprob < highest):
             raise self._unusable(
@@ -266,8 +286,9 @@ class BulkClient:
             )
         scores.gap.append(highest - logprob)
         scores.rank.append(rank)
-        scores.best.append(best_id if rank > 1 else token)
+        scores.best.append(best if rank > 1 else token)
         scores.logprob.append(logprob)
+        return known
 
     async def _completion(self, model: str, ids: Sequence[int], **asked: Any) -> dict[str, Any]:
         self._requests += 1
@@ -287,7 +308,7 @@ class BulkClient:
         try:
             choice, name = body["choices"][0], str(body["id"])
             returned = choice.get("prompt_token_ids")
-        except (KeyError, IndexError, TypeError, AttributeError):
+        except _MALFORMED:
             raise self._no_vllm("/v1/completions", body) from None
         if name in self._seen:
             raise self._unusable(
@@ -300,7 +321,9 @@ class BulkClient:
 
     def _ids(self, body: Any, name: str, path: str) -> tuple[int, ...]:
         ids = body.get(name) if isinstance(body, dict) else None
-        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+        if not isinstance(ids, list) or not all(
+            type(i) is int and 0 <= i <= _LARGEST_NUMBER for i in ids
+        ):
             raise self._no_vllm(path, body)
         return tuple(ids)
 
@@ -314,7 +337,7 @@ class BulkClient:
         body = await self._request(method, path, asked, refusals)
         try:
             return json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             text = body[:200].decode("utf-8", "replace")
             raise self._unusable(f"{path} did not answer with JSON: {text!r}") from None
 

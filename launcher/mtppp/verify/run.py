@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from mtppp.engine.bulk import Answer, BulkClient, Scores, for_each
 from mtppp.engine.client import Acceptance
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, Inconclusive
 from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
 from mtppp.verify.formats import format_of, gaps_of
@@ -381,6 +381,11 @@ async def _prepare(
     context = min(contexts, default=1 << 30)
     # One token more is generated when an answer is scored, and doubling one adds one.
     tokens = min(tier.tokens, context // 2 - 1)
+    if tokens < 1:
+        raise Inconclusive(
+            f"a context of {context} tokens has no room for a prompt and its answer",
+            hint="serve with a larger --max-model-len",
+        )
     room = context - tokens - 2
     main = baseline or candidate
     if main is None:
