@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -302,20 +303,28 @@ KNOWN_ANSWERS = tuple(
 )
 
 
+# Of prompts, in tokens; what is shorter than the second is not in the set.
+_LENGTHS = {"0-31": (0, 31), "32-256": (32, 256), "257-2048": (257, 2048), "2049-": (2049, 1 << 30)}
+
+
 def coverage(lengths: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """What prompts cover: how many of each kind, and of each range of lengths in tokens.
+    """What prompts cover: how many of each kind, and of each range of lengths in tokens; and which
+    kinds and ranges of our own set they do not.
 
     Args:
         lengths: kind and tokens of each prompt.
     """
-    ranges = ((0, 31), (32, 256), (257, 2048), (2049, 1 << 30))
+    kinds = Counter(kind for kind, _ in lengths)
+    ranges = {
+        name: sum(low <= tokens <= high for _, tokens in lengths)
+        for name, (low, high) in _LENGTHS.items()
+    }
     return {
-        "kinds": {kind: sum(k == kind for k, _ in lengths) for kind, _ in dict(lengths).items()},
-        "tokens": {
-            f"{low}-{high}" if high < 1 << 30 else f"{low}-": sum(
-                low <= tokens <= high for _, tokens in lengths
-            )
-            for low, high in ranges
-        },
+        "kinds": dict(kinds),
+        "tokens": ranges,
         "longest": max((tokens for _, tokens in lengths), default=0),
+        "not_covered": {
+            "kinds": [kind for kind in KINDS if not kinds[kind]],
+            "tokens": [name for name in list(_LENGTHS)[1:] if not ranges[name]],
+        },
     }

@@ -175,7 +175,14 @@ def _identity(identity: Mapping[str, Any]) -> str:
 
 def _coverage(coverage: Mapping[str, Any]) -> str:
     kinds = ", ".join(f"{kind} {count}" for kind, count in coverage["kinds"].items())
-    return f"{kinds}; the longest has {coverage['longest']} tokens"
+    missing = coverage["not_covered"]
+    lacking = [
+        f"{what} {', '.join(missing[name])}"
+        for name, what in (("kinds", "the kinds"), ("tokens", "tokens"))
+        if missing[name]
+    ]
+    of_set = f". Of mtppp's set not covered: {'; '.join(lacking)}" if lacking else ""
+    return f"{kinds}; the longest has {coverage['longest']} tokens{of_set}"
 
 
 def _wrapped(label: str, text: str) -> list[str]:

@@ -81,3 +81,11 @@ def test_coverage_counts_kinds_and_lengths() -> None:
     assert counted["kinds"] == {"prose": 2, "long": 1}
     assert counted["tokens"] == {"0-31": 1, "32-256": 1, "257-2048": 0, "2049-": 1}
     assert counted["longest"] == 3000
+    missing = counted["not_covered"]
+    assert missing["tokens"] == ["257-2048"]
+    assert missing["kinds"] == [kind for kind in KINDS if kind not in ("prose", "long")]
+
+
+def test_the_set_covers_itself() -> None:
+    lengths = [(p.kind, p.length or 60) for p in own_set(TIERS["smoke"].requests)]
+    assert coverage(lengths)["not_covered"] == {"kinds": [], "tokens": []}
