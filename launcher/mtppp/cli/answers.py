@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from mtppp.cli import verify_options as options
+from mtppp.cli.deployments import deployment_argument
+from mtppp.cli.verify_servers import named
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError
 from mtppp.verify import session
@@ -24,6 +26,7 @@ def command() -> None:
 
 
 @command.command(name="export")
+@deployment_argument
 @options.server_options("candidate", "The server in question.")
 @options.tier_option
 @options.prompts_option
@@ -32,6 +35,7 @@ def command() -> None:
     "-o", "--output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Where."
 )
 def export(
+    deployment: str | None,
     candidate_url: str,
     candidate_model: str,
     tier: str | None,
@@ -41,17 +45,22 @@ def export(
     output: Path,
 ) -> None:
     """Keep a candidate's answers, to be scored later."""
-    if not candidate_url:
-        raise ConfigurationError("nothing to ask", hint="give --candidate-url")
+    if not candidate_url and not deployment:
+        raise ConfigurationError(
+            "nothing to ask", hint="name a deployment, or give --candidate-url"
+        )
     chosen = TIERS[tier or SMOKE]
     console = Console()
-    with console.step("export") as step:
+    with (
+        named("candidate", deployment, candidate_url, candidate_model) as (candidate, about),
+        console.step("export") as step,
+    ):
         count = session.export(
             output,
             Settings(chosen, concurrency, timeout),
             options.prompts_of(prompt_file, chosen),
-            candidate=options.server("candidate", candidate_url, candidate_model),
-            about={},
+            candidate=candidate,
+            about={"candidate": about},
             progress=step.count,
         )
         step.note = f"{count} answers in {output}"

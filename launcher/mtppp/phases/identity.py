@@ -10,6 +10,7 @@ from mtppp.model.config import semantic_hash
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.facts import in_hub
 from mtppp.phases.phase import look_at_each
+from mtppp.verify.servers import NODES_DIFFER
 
 _SHOWN = 12  # digits of a hash
 
@@ -46,7 +47,8 @@ def _alike(values: Mapping[str, str]) -> str:
     """What all nodes have; which has what where they differ."""
     if len(set(values.values())) == 1:
         return next(iter(values.values()))
-    return "DIFFER: " + ", ".join(f"{host} {value or 'none'}" for host, value in values.items())
+    each = ", ".join(f"{host} {value or 'none'}" for host, value in values.items())
+    return f"{NODES_DIFFER}: {each}"
 
 
 def _weights(found: Mapping[str, Any]) -> str:

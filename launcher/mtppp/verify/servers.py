@@ -16,6 +16,9 @@ from mtppp.errors import ConfigurationError
 # The cache of the hub keeps a model as models--ORG--NAME/snapshots/COMMIT.
 _SNAPSHOT = re.compile(r"models--(?:.+--)?(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]+)")
 
+NODES_DIFFER = "DIFFER"
+"""What is known of a deployment begins so where its nodes do not have the same."""
+
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 - compared only
 _PORTS = {"http": 80, "https": 443}
 
@@ -144,6 +147,12 @@ def differences(candidate: Identity, baseline: Identity) -> list[str]:
         found.append(
             f"another revision: the candidate has {ours[1][:12]}, the baseline {theirs[1][:12]}"
         )
+    for name, what in (("weights", "other weights"), ("config", "another configuration")):
+        our, their = (str(each.about.get(name, "")) for each in (candidate, baseline))
+        # Nodes of one deployment that differ are no reason not to look at what it emits.
+        alike = not any(each.startswith(NODES_DIFFER) for each in (our, their))
+        if our and their and alike and our != their:
+            found.append(f"{what}: by its hash the candidate has {our}, the baseline {their}")
     return found
 
 

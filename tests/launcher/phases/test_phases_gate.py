@@ -19,6 +19,7 @@ from click.testing import CliRunner
 
 from mtppp.cli import status as status_command
 from mtppp.cli.open import command as open_command
+from mtppp.cli.verify_servers import server_of
 from mtppp.console import Console, Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import MtpppError
@@ -183,4 +184,15 @@ def test_a_report_names_weights_configuration_and_command(
     about = identity(launched)
     assert re.fullmatch(r"[0-9a-f]{12} \(1 files, below 1 GiB\)", about["weights"])
     assert about["config"] == find_config(str(demo_directory)).digest[:12]
+    assert about["argv"] == shlex.join(launched.plan.server.argv)
+
+
+def test_a_deployment_is_a_baseline_as_well_and_its_layout_is_kept(launched: Deployment) -> None:
+    server, about = server_of(launched, "baseline")
+    assert (server.role, server.url) == ("baseline", launched.plan.endpoint)
+    assert server.headers == launched.gate_header
+    assert (about["TP"], about["PP"]) == (
+        launched.cluster.parallel.tensor,
+        launched.cluster.parallel.pipeline,
+    )
     assert about["argv"] == shlex.join(launched.plan.server.argv)

@@ -8,7 +8,7 @@ import json
 import random
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
 from mtppp.verify.result import junit
-from mtppp.verify.servers import Identity, Server, changed, same_server
+from mtppp.verify.servers import Identity, Server, changed, differences, same_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -159,6 +159,28 @@ def test_a_deployment_that_was_launched_anew_is_another_server() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ({"weights": "ab (1 files)"}, {"weights": "ab (1 files)"}, []),
+        ({"weights": "ab (1 files)"}, {}, []),
+        ({"weights": "ab (1 files)"}, {"weights": "cd (1 files)"}, ["other weights"]),
+        ({"config": "ab"}, {"config": "cd"}, ["another configuration"]),
+        # What one node of a pipeline does wrong is to be found, not to be refused.
+        ({"weights": "DIFFER: n1 ab, n2 cd"}, {"weights": "ab"}, []),
+    ],
+)
+def test_hashes_must_be_the_same_where_both_are_known(
+    ours: dict[str, str], theirs: dict[str, str], said: list[str]
+) -> None:
+    candidate, baseline = (
+        Identity("http://a:1", "m", "/m", 0, "0.32.0", "directly", dict(about))
+        for about in (ours, theirs)
+    )
+    found = differences(candidate, baseline)
+    assert [text.partition(":")[0] for text in found] == said
+
+
+@pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ("http://localhost:80", "http://127.0.0.1/v1/", True),
@@ -195,6 +217,18 @@ def test_json_alone_is_on_standard_output(
     done = compare(candidate, baseline, tmp_path / "out", *more)
     assert done.exit_code == 3
     assert json.loads(done.stdout)["verdict"] == "INCONCLUSIVE"
+
+
+def test_the_report_says_what_of_the_set_own_prompts_do_not_cover(
+    candidate: Replay, baseline: Replay, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "Once upon", "kind": "prose"}\n')
+    done = compare(candidate, baseline, tmp_path / "out", "--prompts", str(own))
+    said = " ".join(done.stdout.split())
+    assert "prompts prose 1; the longest has 9 tokens. Of mtppp's set not covered:" in said
+    assert "the kinds digits, language, tools, code," in said
+    assert "; tokens 32-256, 257-2048, 2049-" in said
 
 
 def test_without_a_baseline_it_judges_itself_and_says_what_it_cannot_see(
@@ -280,6 +314,7 @@ def test_exported_ids_must_be_those_of_the_baselines_tokenizer(
 def stored(baseline: Replay, tmp_path: Path) -> str:
     """A recorded baseline; its server is gone."""
     there = str(tmp_path / "baseline")
+    baseline.misbehave = drafting(baseline, 0.7, 0.4)
     done = CliRunner().invoke(baselines, ["record", "--baseline-url", baseline.url, "-o", there])
     assert done.exit_code == 0, done.output
     baseline.misbehave = lambda path, body: (500, b"gone")
@@ -294,8 +329,15 @@ def by_stored(candidate: Replay, stored: str, directory: Path, *more: str) -> Re
 def test_a_stored_baseline_passes_the_same_model_and_fails_another(
     candidate: Replay, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    candidate.misbehave = drafting(candidate, 0.69, 0.1)
     done = by_stored(candidate, stored, tmp_path / "same")
     assert done.exit_code == 0, done.output
+    # As with a drafter whose embedding was not loaded: the text is right, and drafts are not.
+    assert done.stdout.startswith("PASS, with a warning")
+    assert "drafts     LOW: drafts at position 2" in done.stdout
+    [text, drafts] = ElementTree.parse(tmp_path / "same" / "junit.xml").getroot()
+    assert (text.find("failure"), drafts.find("failure") is not None) == (None, True)
+    candidate.misbehave = None
     assert "by a stored baseline" in done.stdout
     assert ", recorded 20" in " ".join(done.stdout.split())
     result = result_of(tmp_path / "same")
@@ -354,6 +396,19 @@ def test_a_server_that_disagrees_with_itself_is_no_baseline(
     assert "no complete baseline" in done.exception.message
 
 
+def drafting(server: Replay, *rates: float) -> Callable[[str, dict[str, Any]], Any]:
+    """/metrics of a server of which so many drafts at each position are accepted."""
+
+    def metrics(path: str, _: dict[str, Any]) -> tuple[int, bytes] | None:
+        if path != "/metrics":
+            return None
+        drafts = 10 * sum(asked == "/v1/completions" for asked, _ in server.asked)
+        first, second = (int(rate * drafts) for rate in rates)
+        return 200, METRICS.format(drafts=drafts, first=first, second=second).encode()
+
+    return metrics
+
+
 def test_a_candidate_is_named_once(tmp_path: Path) -> None:
     done = CliRunner().invoke(verify, ["cluster.yaml", "--candidate-url", "http://127.0.0.1:1"])
     assert isinstance(done.exception, ConfigurationError)
@@ -370,10 +425,25 @@ def test_a_deployment_that_does_not_run_is_not_verified(tmp_path: Path) -> None:
         "runtime": {"vllm": "0.32.0", "python": sys.executable},
     }
     file.write_text(yaml.safe_dump(content))
-    done = CliRunner().invoke(verify, [str(file)])
-    assert isinstance(done.exception, MtpppError)
-    assert "absent-for-verify is stopped" in done.exception.message
-    assert "mtppp launch" in done.exception.hint
+    out = ["-o", str(tmp_path / "out")]
+    for command, arguments in (
+        (verify, [str(file), *out]),
+        (answers, ["export", str(file), *out]),
+        (baselines, ["record", str(file), *out]),
+    ):
+        done = CliRunner().invoke(command, arguments)
+        assert isinstance(done.exception, MtpppError)
+        assert "absent-for-verify is stopped" in done.exception.message
+        assert "mtppp launch" in done.exception.hint
+
+
+@pytest.mark.parametrize(("command", "arguments"), [(answers, ["export"]), (baselines, ["record"])])
+def test_nothing_is_kept_of_nobody(
+    command: click.Command, arguments: list[str], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(command, [*arguments, "-o", str(tmp_path / "out")])
+    assert isinstance(done.exception, ConfigurationError)
+    assert "name a deployment, or give --" in done.exception.hint
 
 
 def test_hosts_that_cannot_be_reached_are_what_is_told(tmp_path: Path) -> None:
