@@ -69,6 +69,23 @@ def proofs(spec: EngineSpec) -> Mapping[str, Evidence]:
     return admissible(spec).evidence
 
 
+def watched(spec: EngineSpec) -> str:
+    """What a violated invariant does in this process; "off", with a warning, if none is watched."""
+    if any(patch.name == "invariants" for patch in applied()):
+        return spec.invariants
+    if spec.invariants != "off":
+        from vllm.logger import init_logger
+
+        init_logger("vllm.mtppp").warning(
+            "invariants are not watched although the deployment asks for it: they are of the ranks "
+            "of one engine with stages on the V2 runner (stages: %d, engines: %d, runner: %s)",
+            spec.pipeline,
+            spec.data_parallel,
+            spec.runner,
+        )
+    return "off"
+
+
 def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
     """What this rank is.
 
@@ -102,6 +119,7 @@ def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
             for patch in applied()
         },
         "displaced": displaced(),
+        "invariants": watched(spec),
         "evidence": {what: asdict(shown) for what, shown in proofs(spec).items()},
         "at_own_risk": list(spec.at_own_risk),
         "environment": hashed(dict(os.environ)),

@@ -90,6 +90,7 @@ print(json.dumps({
 SOUND = """
 import dataclasses, json, sys
 from types import SimpleNamespace
+from mtppp_patches.attest import watched
 from mtppp_patches.engine_guard import require_sound
 from mtppp_patches.engine_spec import EngineSpec, Speculative
 from mtppp_patches.patch import PatchError, names_needed
@@ -129,6 +130,9 @@ print(json.dumps({
     "experts": told(family="glm_moe_dsa", data_parallel_size=2, enable_expert_parallel=True),
     "eplb": told(eplb=True, enable_expert_parallel=True),
     "unplanned": told(planned=None),
+    "watched": watched(EngineSpec(
+        release, "glm4_moe", pipeline=2, data_parallel=2, invariants="stop"
+    )),
 }))
 """
 
@@ -184,7 +188,9 @@ def test_the_engine_refuses_what_it_is_told_beside_its_file(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "invariants are not watched" in done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
+    assert told["watched"] == "off"
     assert told["as planned"] is told["other sizes"] is True
     assert told["without drafts"] is told["one stage"] is False
     assert told["eagle3"].startswith(

@@ -62,12 +62,7 @@ def show(status: DeploymentStatus) -> None:
         _tell("  not checked: no launch has compared its ranks; `mtppp launch` does")
     if status.evidence:
         _tell(f"  proven by  {status.evidence}")
-    if status.at_own_risk:
-        _tell(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
-    for invariant, times in status.violations.items():
-        _tell(f"  WRONG: invariant {invariant} did not hold, {in_times(times)}")
-    for violation in status.violated[-SHOWN:]:
-        _tell(f"    {violation}")
+    _tell_doubts(status)
     for node in status.nodes:
         if node.problem:
             problem = node.problem.removeprefix(f"{node.host}: ")
@@ -91,6 +86,18 @@ def show(status: DeploymentStatus) -> None:
             f"{', drafter' if rank['drafter'] else ''}, patches {', '.join(rank['patches'])}"
             f"{'' if rank['alive'] else '  GONE'}"
         )
+
+
+def _tell_doubts(status: DeploymentStatus) -> None:
+    """What is against it, or not looked after."""
+    if status.at_own_risk:
+        _tell(f"  AT YOUR OWN RISK, not proven to be right: {', '.join(status.at_own_risk)}")
+    if status.invariants == "off" and len({rank["stage"] for rank in status.ranks}) > 1:
+        _tell("  no invariants are watched: ranks are not compared while it serves")
+    for invariant, times in status.violations.items():
+        _tell(f"  WRONG: invariant {invariant} did not hold, {in_times(times)}")
+    for violation in status.violated[-SHOWN:]:
+        _tell(f"    {violation}")
 
 
 def _tell(line: str) -> None:

@@ -87,6 +87,7 @@ def differences(plan: Plan, attested: Sequence[Mapping[str, Any]]) -> Iterator[s
             "tensor_rank": rank.tensor_rank,
             "layers": layers,
             "async_scheduling": True,
+            "invariants": plan.invariants,
             "executor": "ray",
             "release": plan.vllm,
             "plugins": plan.nodes[rank.node].plugins.rpartition("/")[2],

@@ -86,6 +86,8 @@ class DeploymentStatus:
         asked: the way by which the server was asked, in words.
         seconds_to_token: how long one token took; None when none came.
         evidence, at_own_risk: of the Plan that was launched.
+        invariants: what a violated one does, "count" or "stop"; "off" where none is watched; ""
+            when nothing runs.
         violations: how often each invariant did not hold since the server started; of those alone
             that did not.
         violated: the latest of these violations: which invariant, in which step, on which ranks.
@@ -105,6 +107,7 @@ class DeploymentStatus:
     seconds_to_token: float | None
     evidence: str
     at_own_risk: Sequence[str]
+    invariants: str
     violations: Mapping[str, int]
     violated: Sequence[str]
     nodes: Sequence[NodeStatus]
@@ -170,6 +173,7 @@ def ask(deployment: Deployment) -> DeploymentStatus:
         seconds_to_token=verdict.seconds,
         evidence=plan["evidence"] if plan and runs else "",
         at_own_risk=plan["at_own_risk"] if plan else (),
+        invariants=plan["invariants"] if plan and runs else "",
         violations=violations,
         violated=violated,
         nodes=nodes,

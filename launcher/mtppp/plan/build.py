@@ -218,9 +218,10 @@ def engine_spec(
 
 
 def _invariants(cluster: Cluster) -> dict[str, Any]:
-    """What is compared is what stages tell each other: with one stage nothing is watched."""
+    """What is compared is what the stages of one engine tell each other."""
     watched = cluster.invariants
-    if cluster.parallel.pipeline == 1 or not watched.sample_every:
+    engines = flags.count(cluster.serve.args, "data-parallel-size") or 1
+    if cluster.parallel.pipeline == 1 or engines > 1 or not watched.sample_every:
         return {"invariants": "off"}
     return {"invariants": watched.on_violation, "sample_every": watched.sample_every}
 

@@ -155,6 +155,7 @@ def review(
         ),
         warnings=(
             *_warnings(cluster, model, admission, ranks, served),
+            *_not_watched(cluster, plan),
             *(Warn(warning) for warning in defaults.warnings),
         ),
         unknowns=(*memory_unknowns, *_unknown_gpus(cluster, gpus), *model.unknowns),
@@ -208,6 +209,15 @@ def _gpu_names(ranks: Sequence[Rank], facts: Sequence[HostFacts], stages: int) -
         kinds = dict.fromkeys(gpu.name for node in nodes for gpu in facts[node].gpus)
         names.append(", ".join(kinds))
     return tuple(names)
+
+
+def _not_watched(cluster: Cluster, plan: Plan) -> Iterator[Warn]:
+    if plan.invariants == "off" and len(plan.stages) > 1 and cluster.invariants.sample_every:
+        yield Warn(
+            "invariants are not watched: with data parallelism there are several engines, and they "
+            "are of the ranks of one",
+            "leave out data-parallel-size, or say `invariants: {sample_every: 0}`",
+        )
 
 
 def _warnings(

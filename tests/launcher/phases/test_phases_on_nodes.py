@@ -340,6 +340,7 @@ def attested(deployment: Deployment) -> list[dict[str, Any]]:
             "runner_v2": True,
             "executor": "ray",
             "async_scheduling": True,
+            "invariants": plan.invariants,
             "vllm": plan.vllm,
             "plugins": os.path.basename(plan.nodes[rank.node].plugins),  # noqa: PTH119
             "patches": patches_in_place(plan),

@@ -264,6 +264,7 @@ def test_flags_without_a_value_are_as_if_not_given(make_cluster: Callable[..., C
         ({"invariants": {"on_violation": "stop", "sample_every": 50}}, ("stop", 50)),
         ({"invariants": {"sample_every": 0}}, ("off", 0)),
         ({"parallel": {"tensor": 2}, "speculative": None}, ("off", 0)),
+        ({"serve": {"args": {"data-parallel-size": 2}}}, ("off", 0)),
     ],
 )
 def test_invariants_are_watched_where_there_are_stages(

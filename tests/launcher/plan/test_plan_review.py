@@ -100,6 +100,16 @@ def test_memory_can_be_overridden_and_that_stays_in_sight() -> None:
     assert any("at your own risk (memory)" in warning.message for warning in result.warnings)
 
 
+def test_invariants_that_data_parallelism_leaves_out_are_missed_aloud() -> None:
+    def missed(**changes: Any) -> list[str]:
+        return [w.message for w in reviewed(**changes).warnings if "invariants" in w.message]
+
+    engines = serve(**{"data-parallel-size": 2})
+    assert missed() == []
+    assert len(missed(serve=engines)) == 1
+    assert missed(serve=engines, invariants={"sample_every": 0}) == []
+
+
 def test_sizes_that_do_not_divide_are_refused_in_the_models_words() -> None:
     result = reviewed(parallel={"tensor": 6, "pipeline": 2})
     assert codes(result) == {"heads", "vocabulary", "width"}
