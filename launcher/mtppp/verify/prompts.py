@@ -83,6 +83,9 @@ def fingerprint(prompts: Sequence[Prompt]) -> str:
 def read_file(path: Path) -> list[Prompt]:
     """Prompts of a JSON Lines file, each line with `text`, `messages` or `token_ids`.
 
+    What is there twice is asked once: its answers depend on each other, and would count as if they
+    did not.
+
     Raises:
         ConfigurationError: names the line that is not such a prompt.
     """
@@ -90,14 +93,16 @@ def read_file(path: Path) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    prompts = [
-        _of_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    prompts: dict[object, Prompt] = {}
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            prompt = _of_line(line, f"{path}:{number}")
+            prompts.setdefault((prompt.text, prompt.messages, prompt.ids), prompt)
     if not prompts:
         raise ConfigurationError(
             f"{path} has no prompts", hint='one JSON object a line, such as {"text": "Once"}'
         )
-    return prompts
+    return list(prompts.values())
 
 
 def _of_line(line: str, place: str) -> Prompt:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,34 @@ MANIFEST = "manifest.json"
 RECORD = "record.jsonl"
 
 _DIGITS = 4  # of gaps and log probabilities, in nats
+
+
+class Likeliest:
+    """The likeliest tokens and their log probabilities (nats) at each position of an answer.
+
+    A stored baseline may have a million positions; arrays take a fraction of what dictionaries do.
+    """
+
+    def __init__(self, positions: Iterable[Mapping[int, float]]) -> None:
+        self._starts = array("l", [0])
+        self._tokens = array("i")
+        self._logprobs = array("d")
+        for position in positions:
+            self._tokens.extend(position.keys())
+            self._logprobs.extend(position.values())
+            self._starts.append(len(self._tokens))
+
+    def __iter__(self) -> Iterator[dict[int, float]]:
+        return map(self.at, range(len(self._starts) - 1))
+
+    def at(self, position: int) -> dict[int, float]:
+        """Token -> log probability, nats."""
+        start, end = self._starts[position : position + 2]
+        return dict(zip(self._tokens[start:end], self._logprobs[start:end], strict=True))
+
+
+NOT_SCORED = Likeliest(())
+"""Of an answer without tokens."""
 
 
 class Record:
@@ -54,7 +82,7 @@ class Record:
         self.prompts: dict[str, tuple[str, tuple[int, ...]]] = {}
         self.answers: dict[str, dict[str, Answer]] = {}
         self.scores: dict[str, dict[str, Scores]] = {}
-        self.likeliest: dict[str, list[dict[int, float]]] = {}
+        self.likeliest: dict[str, Likeliest] = {}
         self.rest: dict[str, list[float]] = {}
         self.notes: dict[str, dict[str, Any]] = {}
 
@@ -119,7 +147,7 @@ class Record:
         )
 
     def add_likeliest(self, key: str, positions: list[dict[int, float]]) -> None:
-        self.likeliest[key] = positions
+        self.likeliest[key] = Likeliest(positions)
         kept = [
             [[token, round(logprob, _DIGITS)] for token, logprob in position.items()]
             for position in positions
@@ -166,7 +194,7 @@ class Record:
         if stage == "prompt":
             self.prompts[key] = (entry["kind"], tuple(entry["ids"]))
         elif stage == "likeliest":
-            self.likeliest[key] = [dict(position) for position in entry["positions"]]
+            self.likeliest[key] = Likeliest(map(dict, entry["positions"]))
         elif stage == "rest":
             self.rest[key] = entry["mass"]
         elif stage == "note":

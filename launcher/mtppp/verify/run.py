@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,8 +25,9 @@ from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
 from mtppp.verify.formats import format_of, gaps_of
 from mtppp.verify.prompts import KNOWN_ANSWERS, KnownAnswer, Prompt
-from mtppp.verify.record import Record
+from mtppp.verify.record import NOT_SCORED, Record
 from mtppp.verify.servers import Identity, Server, changed, differences, survey
+from mtppp.verify.stored import compare
 from mtppp.verify.tiers import HARD_GAP, Tier
 
 CONFIRMED_REQUESTS = 64
@@ -33,6 +42,8 @@ KNOWN_TOKENS = 12
 _WORST = 5
 _CONTEXT = 16  # tokens shown before a worst one
 
+Objection = tuple[float, str, int, int]
+"""Gap in nats, prompt, position in the answer, the token that is wanted there."""
 Progress = Callable[[str, int, int], None]
 """(what is asked, how much of it is done, of how much)"""
 Judging = Literal["baseline", "candidate", "nobody"]
@@ -241,7 +252,7 @@ async def _run(
             await _formats(record, (ours, theirs))
         if not theirs:
             await _known_answers(record, scorer)
-        await _context(record, scorer)
+        await _context(record, scorer, _objections(record))
 
 
 def record_baseline(
@@ -314,6 +325,7 @@ def run_stored(
             await ours.score("reverse", answers)
             if any(max(one.gap) > HARD_GAP for one in record.scores["reverse"].values()):
                 await _format(record, ours, list(answers.values()))
+            await _context(record, ours, _partings(record, stored))
 
     asyncio.run(ask())
 
@@ -555,30 +567,38 @@ class Worst:
     wanted: str
 
 
-async def _context(record: Record, server: Asking) -> None:
-    """The worst tokens, as text."""
-    found = sorted(
-        (
-            (-gap, key, position)
-            for key, scores in record.scores.get("candidate", {}).items()
-            for position, gap in enumerate(scores.gap)
-            if gap > HARD_GAP
-        )
-    )
+def _objections(record: Record) -> Iterator[Objection]:
+    """Tokens of the candidate's answers that the baseline would not have emitted."""
+    for key, scores in record.scores.get("candidate", {}).items():
+        for position, gap in enumerate(scores.gap):
+            if gap > HARD_GAP:
+                yield gap, key, position, scores.best[position]
+
+
+def _partings(record: Record, baseline: Record) -> Iterator[Objection]:
+    """The same by a stored baseline: the first token that is another than the baseline's."""
+    for key, answer in record.answers["candidate"].items():
+        stored = baseline.answers["null"][key].tokens
+        parting = compare(answer.tokens, stored, baseline.likeliest.get(key, NOT_SCORED))
+        if parting.gap > HARD_GAP:
+            yield parting.gap, key, parting.position, stored[parting.position]
+
+
+async def _context(record: Record, server: Asking, objections: Iterable[Objection]) -> None:
+    """The worst tokens, as text; of each answer one at most."""
     worst: list[dict[str, Any]] = []
     keys = set[str]()
-    for gap, key, position in found:
+    for gap, key, position, wanted in sorted(objections, key=lambda one: (-one[0], *one[1:])):
         if key in keys or len(worst) == _WORST:
             continue
         keys.add(key)
         tokens = record.answers["candidate"][key].tokens
         before = [*record.prompts[key][1], *tokens[:position]][-_CONTEXT:]
-        wanted = record.scores["candidate"][key].best[position]
         texts = [
             await server.client.detokenize(server.model, ids) or " ".join(map(str, ids))
             for ids in (before, [tokens[position]], [wanted])
         ]
-        worst.append(asdict(Worst(key, position, -gap, *texts)))
+        worst.append(asdict(Worst(key, position, gap, *texts)))
     record.note("worst", {"tokens": worst})
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,7 @@ from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify import measure
 from mtppp.verify.control import Damaged
 from mtppp.verify.measure import Ends, Judged, Pair
-from mtppp.verify.record import RECORD, Record
-
-Likeliest = Mapping[int, float]
-"""Token -> log probability, nats."""
+from mtppp.verify.record import NOT_SCORED, RECORD, Likeliest, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +43,14 @@ def digest(directory: Path) -> str:
     return hashlib.sha256((directory / RECORD).read_bytes()).hexdigest()
 
 
-def compare(
-    tokens: Sequence[int], stored: Sequence[int], likeliest: Sequence[Likeliest]
-) -> Compared:
+def compare(tokens: Sequence[int], stored: Sequence[int], likeliest: Likeliest) -> Compared:
     """Judge an answer up to where it parts from the stored one.
 
     A token that is not among the likeliest has at least the gap of the least likely of them.
     """
     for position, (token, expected) in enumerate(zip(tokens, stored, strict=False)):
         if token != expected:
-            known = likeliest[position]
+            known = likeliest.at(position)
             gap = max(known.values()) - known.get(token, min(known.values()))
             return Compared(position + 1, gap, position)
     return Compared(min(len(tokens), len(stored)), 0.0, -1)
@@ -64,7 +59,7 @@ def compare(
 def judge_free(
     answer: Answer,
     stored: Answer,
-    likeliest: Sequence[Likeliest],
+    likeliest: Likeliest,
     *,
     above: float,
     asked: int,
@@ -91,9 +86,8 @@ def free_pairs(record: Record, baseline: Record, above: float, asked: int) -> li
     ends = measure.ends_of(stored.values())
 
     def judged(answer: Answer, key: str) -> Judged:
-        return judge_free(
-            answer, stored[key], baseline.likeliest[key], above=above, asked=asked, ends=ends
-        )
+        likeliest = baseline.likeliest.get(key, NOT_SCORED)
+        return judge_free(answer, stored[key], likeliest, above=above, asked=asked, ends=ends)
 
     return [
         Pair(key, kind, judged(ours[key], key), judged(again[key], key))

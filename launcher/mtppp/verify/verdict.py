@@ -547,7 +547,11 @@ def judge_acceptance(drafted: Acceptance | None, reference: Acceptance | None) -
                 rates,
                 expected,
             )
-    return AcceptanceVerdict("AS REFERENCE", "not lower than the baseline's", rates, expected)
+    both = min(len(rates), len(expected))
+    where = "" if len(rates) == len(expected) else f" up to position {both}, where both draft"
+    return AcceptanceVerdict(
+        "AS REFERENCE", f"not lower than the baseline's{where}", rates, expected
+    )
 
 
 def _warnings(

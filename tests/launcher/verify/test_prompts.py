@@ -43,6 +43,15 @@ def test_own_traffic_is_read(tmp_path: Path) -> None:
     assert ids.ids == (0, 5)
 
 
+def test_what_is_there_twice_is_asked_once(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"text": "Once"}\n{"text": "Twice"}\n{"text": "Once", "kind": "again"}\n')
+    assert [(p.key, p.text) for p in read_file(file)] == [
+        (f"{file}:1", "Once"),
+        (f"{file}:2", "Twice"),
+    ]
+
+
 @pytest.mark.parametrize(
     "line",
     [

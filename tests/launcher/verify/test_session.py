@@ -347,6 +347,10 @@ def test_a_stored_baseline_passes_the_same_model_and_fails_another(
     done = by_stored(candidate, stored, tmp_path / "decode")
     assert done.exit_code == 1, done.output
     assert done.stdout.startswith("FAIL, decode or speculation")
+    assert "Worst tokens" in done.stdout
+    worst = result_of(tmp_path / "decode")["worst"]
+    assert len({one["key"] for one in worst}) == 5
+    assert all(one["gap"] > 1 and one["token"] != one["wanted"] for one in worst)
 
     candidate.fault = None
     sound = candidate.scored

@@ -268,3 +268,8 @@ def test_acceptance_is_a_verdict_of_its_own(
 ) -> None:
     assert judge_acceptance(drafted, reference).outcome == outcome
     assert verdict(drafted=drafted, reference=reference).outcome == "PASS"
+
+
+def test_positions_that_only_one_drafts_are_not_said_to_be_judged() -> None:
+    found = judge_acceptance(Acceptance(1000, (700,)), Acceptance(1000, (700, 400, 200)))
+    assert found.why == "not lower than the baseline's up to position 1, where both draft"
