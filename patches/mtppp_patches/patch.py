@@ -43,12 +43,14 @@ class Target:
         replace: makes the replacement; None for what is only leaned on: its source must be the
             known one, but it stays.
         releases: the releases where this target exists; () means all those of its patch.
+        families: the values of model_type that it matters to; () means all.
     """
 
     module: str
     attribute: str
     replace: Replace | None = None
     releases: tuple[str, ...] = ()
+    families: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -95,11 +97,12 @@ class Patch:
         return spec.release in self.releases and self.wanted(spec)
 
     def targets_for(self, spec: EngineSpec) -> tuple[Target, ...]:
-        """The targets that exist in the release of `spec`."""
+        """The targets that exist in the release of `spec` and matter to its model."""
         return tuple(
             target
             for target in self.targets
-            if not target.releases or spec.release in target.releases
+            if (not target.releases or spec.release in target.releases)
+            and (not target.families or spec.model_type in target.families)
         )
 
 

@@ -14,9 +14,10 @@ from mtppp_patches import (
     stage_boundary,
     structured_drafts,
 )
+from mtppp_patches.assumptions import with_assumptions
 from mtppp_patches.patch import Patch
 
-PATCHES: tuple[Patch, ...] = (
+_IN_ORDER = (
     engine_guard.PATCH,
     config_gate.PATCH,
     draft_relay.PATCH,
@@ -28,3 +29,5 @@ PATCHES: tuple[Patch, ...] = (
     placement.PATCH,
     attest.PATCH,
 )
+
+PATCHES: tuple[Patch, ...] = tuple(with_assumptions(patch) for patch in _IN_ORDER)
