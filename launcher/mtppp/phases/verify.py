@@ -13,7 +13,7 @@ from typing import Any
 from mtppp.cluster.schema import Verify as Section
 from mtppp.console import Step
 from mtppp.engine.client import EngineClient
-from mtppp.errors import MtpppError
+from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.gate import AT_OWN_RISK, held, open_gate
 from mtppp.phases.identity import identity
@@ -21,7 +21,14 @@ from mtppp.phases.phase import WithoutTrace
 from mtppp.verify.prompts import brief_set, own_set
 from mtppp.verify.run import Settings
 from mtppp.verify.servers import Server
-from mtppp.verify.session import Outcome, recorded_tier, verify, verify_by_stored
+from mtppp.verify.session import (
+    Outcome,
+    check_baseline,
+    recorded_tier,
+    undecided,
+    verify,
+    verify_by_stored,
+)
 from mtppp.verify.tiers import GLANCE, SMOKE, TIERS
 from mtppp.verify.verdict import Figures, Verdict
 
@@ -40,7 +47,7 @@ class FindBaseline(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         section = deployment.cluster.verify
         if section.baseline:
-            tier = recorded_tier(section.baseline)
+            tier = check_baseline(section.baseline)
             step.note = f"{section.baseline}, {tier.name} tier"
         else:
             url = section.baseline_url or ""
@@ -60,7 +67,10 @@ class Verify(WithoutTrace):
 
     def run(self, deployment: Deployment, step: Step) -> None:
         gate = held(deployment, deployment.plan.endpoint)
-        outcome = _verified(deployment, step)
+        try:
+            outcome = _verified(deployment, step)
+        except ConfigurationError as error:  # what serves is not to end for it
+            outcome = undecided(TIERS[_tier(deployment)], error)
         verdict = outcome.verdict
         step.note = f"{verdict.headline}: {verdict.why[0]}"
         step.succeeded = verdict.passed
@@ -86,18 +96,21 @@ class SelfScore(WithoutTrace):
     def run(self, deployment: Deployment, step: Step) -> None:
         gate = held(deployment, deployment.plan.endpoint)
         directory = Path(tempfile.mkdtemp(prefix=f"mtppp-verify-{deployment.plan.name}-"))
-        outcome = verify(
-            directory,
-            Settings(GLANCE),
-            brief_set(GLANCE.requests),
-            candidate=candidate_of(deployment, deployment.plan.endpoint),
-            baseline=None,
-            about=_about(deployment),
-            progress=step.count,
-        )
+        try:
+            outcome = verify(
+                directory,
+                Settings(GLANCE),
+                brief_set(GLANCE.requests),
+                candidate=candidate_of(deployment, deployment.plan.endpoint),
+                baseline=None,
+                about=_about(deployment),
+                progress=step.count,
+            )
+        except ConfigurationError as error:
+            outcome = undecided(GLANCE, error)
         verdict = outcome.verdict
         sound = verdict.judged and verdict.outcome != "FAIL" and _agrees(verdict.figures)
-        seen = _seen(verdict.figures, outcome.result["known"])
+        seen = _seen(verdict.figures, outcome.result.get("known"))
         found = verdict.why[0] if verdict.outcome == "FAIL" or not verdict.judged else seen
         step.note = seen if sound else f"{verdict.headline}: {found}"
         step.succeeded = True if sound else verdict.passed

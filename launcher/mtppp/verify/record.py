@@ -119,7 +119,7 @@ class Record:
         Raises:
             ConfigurationError: there is none, or it is of another version.
         """
-        manifest = _read_json(directory / MANIFEST)
+        manifest = manifest_of(directory)
         record = cls(directory)
         record._read()
         return record, manifest
@@ -209,6 +209,15 @@ class Record:
         else:
             answer = Answer(tuple(entry["tokens"]), entry["finish"])
             self.answers.setdefault(stage, {})[key] = answer
+
+
+def manifest_of(directory: Path) -> dict[str, Any]:
+    """What a record is of, without reading it.
+
+    Raises:
+        ConfigurationError: there is none, or it is of another version.
+    """
+    return _read_json(directory / MANIFEST)
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mtppp.errors import ConfigurationError, Inconclusive
+from mtppp.errors import ConfigurationError, Inconclusive, MtpppError
 from mtppp.verify import measure, run
 from mtppp.verify import stored as stored_baseline
 from mtppp.verify.evidence import evidence_by_stored, evidence_of
-from mtppp.verify.prompts import Prompt, coverage, fingerprint
-from mtppp.verify.record import SCHEMA, Record
+from mtppp.verify.prompts import Prompt, coverage, fingerprint, own_set
+from mtppp.verify.record import SCHEMA, Record, manifest_of
 from mtppp.verify.report import report
 from mtppp.verify.result import result, write
 from mtppp.verify.run import Progress, Settings
@@ -207,12 +207,7 @@ def verify_by_stored(
     Raises:
         ConfigurationError: `stored` is no complete baseline, or of other prompts.
     """
-    baseline, of = Record.read(stored)
-    if of.get("kind") != STORED or "null" not in baseline.notes:
-        raise ConfigurationError(
-            f"{stored} is no complete baseline",
-            hint=f"record it: mtppp baseline record --baseline-url URL -o {stored}",
-        )
+    baseline, of = _stored_baseline(stored)
     _same_prompts(stored, of, prompts)
     digest = stored_baseline.digest(stored)
     described = manifest(settings, prompts, candidate=candidate.url, stored_baseline=digest)
@@ -260,9 +255,57 @@ def _same_prompts(directory: Path, of: Mapping[str, Any], prompts: Sequence[Prom
         )
 
 
+def _stored_baseline(directory: Path) -> tuple[Record, dict[str, Any]]:
+    record, of = Record.read(directory)
+    if of.get("kind") != STORED or "null" not in record.notes:
+        raise ConfigurationError(
+            f"{directory} is no complete baseline",
+            hint=f"record it: mtppp baseline record --baseline-url URL -o {directory}",
+        )
+    return record, of
+
+
+def check_baseline(directory: Path) -> Tier:
+    """The tier of a stored baseline that a launch can verify by.
+
+    Raises:
+        ConfigurationError: it is not complete, or of other prompts than the set.
+    """
+    tier = TIERS[_stored_baseline(directory)[1]["tier"]]
+    try:
+        _same_prompts(directory, manifest_of(directory), own_set(tier.requests))
+    except ConfigurationError as error:
+        error.hint = (
+            "a launch asks mtppp's own set: record it without --prompts; by this one verifies"
+            f" `mtppp verify --baseline {directory} --prompts FILE`"
+        )
+        raise
+    return tier
+
+
 def recorded_tier(directory: Path) -> Tier:
     """The tier of an export or of a stored baseline."""
-    return TIERS[Record.read(directory)[1]["tier"]]
+    return TIERS[manifest_of(directory)["tier"]]
+
+
+def undecided(tier: Tier, error: MtpppError) -> Outcome:
+    """What is to be said where nothing could be asked at all."""
+    evidence = _nothing_found(tier, error, "mend it, and verify again")
+    verdict = judge(evidence)
+    lines = report(verdict, evidence, identities={}, coverage=coverage([]), worst=(), files=())
+    return Outcome(verdict, {}, lines)
+
+
+def _nothing_found(tier: Tier, error: MtpppError, otherwise: str) -> Evidence:
+    return Evidence(
+        tier=tier,
+        pairs=(),
+        above=HARD_GAP,
+        control=None,
+        alone=Direction(0, 0),
+        reasons=(error.message,),
+        advice=error.hint or otherwise,
+    )
 
 
 def _concluded(
@@ -313,15 +356,8 @@ def conclude(
         )
         verdict = judge(evidence)
     else:
-        evidence = Evidence(
-            tier=settings.tier,
-            pairs=(),
-            above=1.0,
-            control=None,
-            alone=Direction(0, 0),
-            reasons=(interrupted.message,),
-            advice=interrupted.hint or f"mend it, and go on with -o {record.directory}",
-        )
+        otherwise = f"mend it, and go on with -o {record.directory}"
+        evidence = _nothing_found(settings.tier, interrupted, otherwise)
         verdict = judge(evidence)
     identities = {
         key.removeprefix("identity/"): note

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -26,7 +27,10 @@ from mtppp.phases.reach import Way
 from mtppp.phases.verify import FindBaseline, SelfScore, Verify, candidate_of
 from mtppp.plan.review import Review
 from mtppp.verify.prompts import own_set
-from mtppp.verify.tiers import GLANCE
+from mtppp.verify.record import Record
+from mtppp.verify.run import Settings
+from mtppp.verify.session import STORED, manifest
+from mtppp.verify.tiers import GLANCE, TIERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -159,6 +163,20 @@ def test_a_baseline_that_dies_leaves_the_deployment_and_says_so(
     assert opened == ["INCONCLUSIVE, at your own risk as verify.on_inconclusive says"]
 
 
+@pytest.mark.usefixtures("few")
+def test_a_baseline_that_cannot_be_asked_leaves_the_deployment(
+    launched: Launched, servers: tuple[Replay, Replay], step: Step, opened: list[str]
+) -> None:
+    servers[1].tokenizer = False
+    deployment = launched()
+    Verify().run(deployment, step)
+    assert step.note.startswith("INCONCLUSIVE: the baseline at ")
+    assert "has no tokenizer" in step.note
+    assert (deployment.exit_status, step.succeeded) == (3, None)
+    assert "holds requests of others" in deployment.report[-1]
+    assert not opened
+
+
 @pytest.fixture
 def alone(launched: Launched) -> Launched:
     """The same without a baseline."""
@@ -228,6 +246,17 @@ def test_a_server_that_cannot_score_stays_gated(
     assert not opened
 
 
+def test_a_server_without_a_tokenizer_stays_gated(
+    alone: Launched, servers: tuple[Replay, Replay], step: Step, opened: list[str]
+) -> None:
+    servers[0].tokenizer = False
+    deployment = alone(on_inconclusive="keep")
+    SelfScore().run(deployment, step)
+    assert "has no tokenizer" in step.note
+    assert deployment.exit_status == 3
+    assert opened == ["INCONCLUSIVE, at your own risk as verify.on_inconclusive says"]
+
+
 def test_a_launch_ends_as_the_file_says(make_cluster: Callable[..., Cluster]) -> None:
     assert launch_phases(make_cluster(verify={"enabled": False})) == LAUNCH
     *before, last = launch_phases(make_cluster())
@@ -248,6 +277,27 @@ def test_a_baseline_that_is_not_there_is_noticed_before_anything_starts(
         FindBaseline().run(launched(), step)
     with pytest.raises(ConfigurationError, match="holds no record"):
         FindBaseline().run(launched(baseline="nowhere", baseline_url=None), step)
+
+
+def test_a_stored_baseline_that_a_launch_cannot_use_is_noticed_then_too(
+    launched: Launched, tmp_path: Path, step: Step
+) -> None:
+    tier = TIERS["smoke"]
+    deployment = launched(baseline="kept", baseline_url=None)
+    about = {"kind": STORED, "baseline": "http://b:1"}
+    for prompts, said in ((own_set(3), "other prompts"), (own_set(tier.requests), "")):
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+        record = Record.open(tmp_path / "kept", manifest(Settings(tier), prompts, **about))
+        with pytest.raises(ConfigurationError, match="no complete baseline"):
+            FindBaseline().run(deployment, step)
+        record.note("null", {})
+        if not said:
+            FindBaseline().run(deployment, step)
+            assert step.note.endswith("kept, smoke tier")
+            continue
+        with pytest.raises(ConfigurationError, match=said) as caught:
+            FindBaseline().run(deployment, step)
+        assert "record it without --prompts" in caught.value.hint
 
 
 @pytest.mark.parametrize(
