@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.verify import measure
@@ -103,6 +104,7 @@ def pairs_of(record: Record, above: float) -> list[Pair]:
     """Candidate and baseline, prompt by prompt; answers without a token count as such."""
     asked = record.notes.get("asked", {}).get("tokens", 0)
     ours, theirs = record.answers.get("candidate", {}), record.answers.get("null", {})
+    sampled = record.answers.get("sampled", {})
     alone = not theirs  # the candidate judged itself: nothing is to be expected of a baseline
     ends = measure.ends_of(theirs.values())
 
@@ -116,11 +118,19 @@ def pairs_of(record: Record, above: float) -> list[Pair]:
             ends=ends,
         )
 
+    def candidate(key: str) -> Judged:
+        """With what is damage to the ends of its sampled answer: chance has no part in it."""
+        found = judged("candidate", key, ours[key])
+        if key not in sampled:
+            return found
+        flags = measure.flags_of(sampled[key], asked=asked, ends=ends) & measure.DAMAGE
+        return replace(found, flags=found.flags | flags)
+
     return [
         Pair(
             key,
             kind,
-            judged("candidate", key, ours[key]),
+            candidate(key),
             SPOTLESS if alone else judged("null", key, theirs[key]),
         )
         for key, (kind, _) in record.prompts.items()

@@ -23,7 +23,7 @@ PARTED = "parted"
 
 # Flags that mean damage by themselves. A loop alone does not: greedy text may well loop, and the
 # baseline says whether it would have.
-_DAMAGE = frozenset({"empty", "truncated", "cut short", "overlong", "end within", PARTED})
+DAMAGE = frozenset({"empty", "truncated", "cut short", "overlong", "end within", PARTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Pair:
 
 
 def _ruined(outliers: int, flags: frozenset[str]) -> bool:
-    return outliers >= RUINED or bool(flags & _DAMAGE) or ("loop" in flags and outliers > 0)
+    return outliers >= RUINED or bool(flags & DAMAGE) or ("loop" in flags and outliers > 0)
 
 
 def threshold(null: Mapping[str, Scores], order: Sequence[str]) -> tuple[float, bool]:

@@ -170,13 +170,16 @@ class Replay:
         if recorded is None:
             return [5] * body["max_tokens"], "length"
         chance = random.Random(f"{self.seed}/{recorded.key}/{body['temperature']}")
-        tokens = list(recorded.tokens)
-        if body["temperature"] > 0:
-            tokens = _sampled(recorded, chance)
-        fault = self.sampled_fault if body["temperature"] > 0 else self.fault
-        answered = list(fault(recorded, tokens, chance) if fault else tokens)[: body["max_tokens"]]
-        cut = len(answered) < len(tokens) and self.calls_finished
-        return answered, "stop" if cut else recorded.finish
+        is_sampled = body["temperature"] > 0
+        tokens, finish = (
+            _sampled(recorded, chance) if is_sampled else (list(recorded.tokens), recorded.finish)
+        )
+        fault = self.sampled_fault if is_sampled else self.fault
+        answered = list(fault(recorded, tokens, chance) if fault else tokens)
+        if len(answered) < len(tokens) and self.calls_finished:
+            finish = "stop"
+        most = body["max_tokens"]
+        return answered[:most], "length" if len(answered) > most else finish
 
     def scored(self, ids: tuple[int, ...], count: int = 1) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` of prompt and answer; of the others, one more was recorded."""
@@ -278,7 +281,7 @@ def _scores(
 ) -> Iterator[tuple[int, tuple[float, int, float, int]]]:
     """Gap, rank and log probability of each token, and the best other one."""
     pool = recording().damaged
-    after_damage = False
+    after_damage = parted = False
     for i, token in enumerate(tokens):
         known = i < len(recorded.tokens) and token == recorded.tokens[i]
         before = tuple(tokens[max(0, i - 2) : i])
@@ -290,6 +293,9 @@ def _scores(
         elif i < len(recorded.tokens) and token == recorded.other[i] and not after_damage:
             gap = recorded.other_gap[i]
             yield token, (gap, 2, recorded.logprob[i] - gap, recorded.tokens[i])
+            parted = True
+        elif parted and token == _end():
+            yield token, (0.0, 1, -1e-4, recorded.tokens[0])
         elif (before, token) in _trigrams(recorded.key):
             yield token, (0.0, 1, -0.1, 0)
         else:
@@ -297,6 +303,12 @@ def _scores(
             gaps, ranks, logprobs = pool[draw % len(pool)]
             yield token, (gaps[0], ranks[0], logprobs[0], recorded.tokens[0] ^ 1)
         after_damage = after_damage or not known
+
+
+@cache
+def _end() -> int:
+    """The token that ends answers."""
+    return next(one.tokens[-1] for one in recording().all if one.finish == "stop")
 
 
 @cache
@@ -311,8 +323,9 @@ def _trigrams(key: str) -> frozenset[tuple[tuple[int, ...], int]]:
     return frozenset((tuple(tokens[i - 2 : i]), tokens[i]) for i in range(2, len(tokens)))
 
 
-def _sampled(recorded: Recorded, chance: random.Random) -> list[int]:
-    """An answer up to the first token that is not the best: what follows was not recorded."""
+def _sampled(recorded: Recorded, chance: random.Random) -> tuple[list[int], str]:
+    """An answer that ends after the first token that is not the best: what follows was not
+    recorded."""
     tokens = []
     for token, logprob, other in zip(
         recorded.tokens, recorded.logprob, recorded.other, strict=True
@@ -320,5 +333,5 @@ def _sampled(recorded: Recorded, chance: random.Random) -> list[int]:
         if chance.random() < 2.718281828**logprob:
             tokens.append(token)
             continue
-        return [*tokens, other]
-    return tokens
+        return [*tokens, other, _end()], "stop"
+    return tokens, recorded.finish

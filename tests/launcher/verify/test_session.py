@@ -123,6 +123,16 @@ def test_answers_that_are_cut_are_no_ends_though_the_server_calls_them_so(
     assert result_of(tmp_path)["figures"]["outliers"] == 0
 
 
+def test_sampled_answers_without_a_token_are_seen_though_there_is_nothing_to_score(
+    candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
+) -> None:
+    candidate.sampled_fault = lambda *_: []
+    done = compare(candidate, baseline, tmp_path, *few)
+    assert done.exit_code == 1, done.output
+    assert done.stdout.startswith("FAIL, ends of answers")
+    assert result_of(tmp_path)["sampled"] is None
+
+
 def test_a_verdict_is_never_given_out_again_for_another_server(
     candidate: Replay, baseline: Replay, tmp_path: Path, few: list[str]
 ) -> None:
