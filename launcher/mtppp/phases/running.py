@@ -11,7 +11,7 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, look_at_each, on_each
 from mtppp.phases.run_directory import PLAN_FILE
 from mtppp.phases.status import DeploymentStatus, ask
-from mtppp.phases.stop import stop_all_but_ray, stop_node
+from mtppp.phases.stop import gpu_memory_held, stop_all_but_ray, stop_node
 from mtppp.plan.build import RAY
 from mtppp.plan.differences import differences
 from mtppp.plan.plan import NodePlan, Plan
@@ -63,8 +63,8 @@ class CompareWithRunning(WithoutTrace):
             else:
                 deployment.living = _with_ray(status)
                 note = f"{status.explanation}; brought back: {_brought_back(deployment)}"
-        _stop(deployment, status)
-        step.note = note
+        held = _stop(deployment, status)
+        step.note = "; ".join([note, *held])
 
 
 def _with_ray(status: DeploymentStatus) -> frozenset[int]:
@@ -92,19 +92,26 @@ def _brought_back(deployment: Deployment) -> str:
     return " and ".join(["the server", *([f"Ray on {', '.join(hosts)}"] if hosts else [])])
 
 
-def _stop(deployment: Deployment, status: DeploymentStatus) -> None:
+def _stop(deployment: Deployment, status: DeploymentStatus) -> list[str]:
+    """What of the GPUs' memory is not free again: what is launched next would find it taken, and
+    would note it as what was in use before."""
     if deployment.protected:
         raise MtpppError(
             f"{status.name} is protected, and would have to be stopped first: {status.explanation}",
             hint=f"to go ahead: --yes {status.name}",
         )
 
+    held: dict[int, list[str]] = {}
+
     def stop(member: tuple[Node, NodePlan]) -> None:
-        is_living = member[1].index in deployment.living
-        (stop_all_but_ray if is_living else stop_node)(*member)
+        node, planned = member
+        known = node.look(status.name, planned.index)
+        (stop_all_but_ray if planned.index in deployment.living else stop_node)(*member)
+        held[planned.index] = list(gpu_memory_held(node, known))
 
     on_each([deployment.head], stop)
     on_each(deployment.members[1:], stop)
+    return [line for index in sorted(held) for line in held[index]]
 
 
 def _changes(deployment: Deployment) -> Iterator[str]:

@@ -32,7 +32,8 @@ class ShipPlugins(Starts):
             node, planned = member
             key = _gate_key(deployment) if planned.index == 0 else []
             if planned.index in deployment.living:
-                launched = _launched_by(_gpu_memory_before(node, planned))
+                noted = node.look(deployment.cluster.name, planned.index)["launch"] or {}
+                launched = _launched_by(noted.get("gpu_memory"))
                 node.write(planned.directory, [launched, *key])
                 return
             # What a crash left: records of processes that ended, attestations, shared memory.
@@ -85,14 +86,6 @@ def _token_of(deployment: Deployment) -> str:
             hint="launch with --restart: Ray is started anew, too",
         )
     return tokens[0]
-
-
-def _gpu_memory_before(node: Node, planned: NodePlan) -> list[int] | None:
-    """What was in use before anything of the deployment ran, as an earlier launch has noted it."""
-    for text in node.read(f"{planned.directory}/{LAUNCH_FILE}").values():
-        noted: list[int] | None = json.loads(text).get("gpu_memory")
-        return noted
-    return None
 
 
 def _launched_by(gpu_memory: list[int] | None) -> File:

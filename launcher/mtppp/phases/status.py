@@ -33,8 +33,9 @@ State = Literal[
 ]
 """`serving`: everything is there and a token came. `gated`: the same, and requests of others are
 held until it was verified. `wrong`: a token came, and the ranks were seen not to compute one model.
-`starting`: it is being launched, or everything is there and the server is not
-ready. `stopping`: it is being stopped. `hung`: the server says it is healthy, and no token comes.
+`starting`: it is being launched, or everything is there and the server has not been ready yet.
+`stopping`: it is being stopped. `hung`: everything is there, the server says it is healthy or was
+ready once, and no token comes.
 `broken`: something of it is gone. `stopped`: nothing of it runs. `unknown`: a node could not be
 asked and the others do not decide, or the server wants a key that is not known here."""
 
@@ -53,7 +54,7 @@ class NodeStatus:
         suspended: those of them that a signal has stopped.
         gpu_memory: bytes of GPU memory that they hold; None where nobody can say.
         work: who works on it now, and since when; "" when nobody does.
-        doing: the command of who does: launch, stop, verify; "" when nobody does.
+        doing: the command of who does: launch, stop, open; "" when nobody does.
     """
 
     host: str
@@ -152,7 +153,7 @@ def ask(deployment: Deployment) -> DeploymentStatus:
     nodes = [answer.status for answer in answers]
     gate = answers[0].gate if plan and plan.get("gate") else None
     deployment.gate_key = gate.key if gate else ""
-    verdict = _judge(deployment, nodes, ranks, plan)
+    verdict = _judge(deployment, nodes, ranks, plan, was_ready=bool(answers[0].checked))
     violations, violated = _violations(answers) if verdict.state != "stopped" else ({}, [])
     if violations:
         verdict = _violated(verdict, violations, violated)
@@ -187,7 +188,8 @@ def _ask_node(name: str, index: int, node: Node) -> _Answer:
         found = node.look(name, index)
     except MtpppError as error:
         return _Answer(NodeStatus(node.host, problem=error.message, hint=error.hint))
-    launched, held = found["launch"] or {}, found["held_by"]
+    runs, held = found["recorded"] or found["marked"], found["held_by"]
+    launched = (found["launch"] or {}) if runs else {}
     status = NodeStatus(
         node.host,
         problem="",
@@ -243,6 +245,8 @@ def _judge(
     nodes: Sequence[NodeStatus],
     ranks: Sequence[Mapping[str, Any]],
     plan: Mapping[str, Any] | None,
+    *,
+    was_ready: bool,
 ) -> _Verdict:
     worked_on = next((node for node in nodes if node.doing in ("launch", "stop")), None)
     if worked_on is not None and worked_on.doing == "stop":
@@ -259,7 +263,7 @@ def _judge(
     if missing or plan is None:
         missing = missing or ["it has no Plan on any node"]
         return _Verdict("broken", "; ".join([*missing, *([beside] if beside else [])]))
-    verdict = _ask_server(deployment, plan)
+    verdict = _ask_server(deployment, plan, was_ready=was_ready)
     explanation = "; ".join(
         [
             verdict.explanation,
@@ -267,8 +271,12 @@ def _judge(
             *([beside] if beside else []),
         ]
     )
-    lost = verdict.state == "hung" and unreachable
-    return _Verdict("broken" if lost else verdict.state, explanation, verdict.seconds)
+    state = verdict.state
+    if state == "hung" and unreachable:
+        state = "broken"
+    if state == "starting" and nodes[0].problem:
+        state = "unknown"
+    return _Verdict(state, explanation, verdict.seconds)
 
 
 def _missing(nodes: Sequence[NodeStatus], ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -292,10 +300,13 @@ def _suspended(nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
     return [node for node in nodes if node.suspended]
 
 
-def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
+def _ask_server(deployment: Deployment, plan: Mapping[str, Any], *, was_ready: bool) -> _Verdict:
     with _client(deployment, plan["endpoint"]) as client:
+        says = "the server says it is healthy, but"
         if not client.healthy():
-            return _Verdict("starting", "the server is not ready")
+            if not was_ready:
+                return _Verdict("starting", "the server is not ready")
+            says = "the server was ready, and is not any more"
         started = time.monotonic()
         generated = _generated(client)
         try:
@@ -303,13 +314,13 @@ def _ask_server(deployment: Deployment, plan: Mapping[str, Any]) -> _Verdict:
         except BadAnswer as error:
             if error.gated or error.status in (401, 403):
                 return _Verdict("unknown", f"the server answers, but {_why_not(deployment, error)}")
-            return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
+            return _Verdict("hung", f"{says}: {error.message}")
         except EngineError as error:
             # Behind a long queue ours may wait, but then others are served.
             if _generated(client) > generated:
                 busy = f"it is busy: in {HEALTH_DEADLINE:g} s tokens came for others, not for us"
                 return _Verdict("serving", busy)
-            return _Verdict("hung", f"the server says it is healthy, but: {error.message}")
+            return _Verdict("hung", f"{says}: {error.message}")
         return _Verdict("serving", "a token came", round(time.monotonic() - started, 3))
 
 

@@ -14,7 +14,7 @@ from mtppp.phases.connect import ConnectToSome
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.lock import TakeLocks
 from mtppp.phases.phase import Phase, WithoutTrace, on_each
-from mtppp.phases.run_directory import LAUNCH_ONLY, SERVER_ONLY, SHARED_MEMORY_FILE
+from mtppp.phases.run_directory import LAUNCH_FILE, LAUNCH_ONLY, SERVER_ONLY, SHARED_MEMORY_FILE
 from mtppp.plan import directories
 from mtppp.plan.build import RAY, SERVER
 from mtppp.plan.plan import NodePlan
@@ -43,12 +43,14 @@ class StopNodes(WithoutTrace):
         def stop(index: int) -> None:
             node = deployment.nodes[index]
             known = node.look(name, index)
-            ended[index] = stop_directory(
-                node,
-                known["directory"],
-                directories.ray_directory(known["uid"], name, index),
-            )
+            directory = known["directory"]
+            ended[index] = _stop(node, directory)
+            ray_directory = directories.ray_directory(known["uid"], name, index)
+            node.clear(directory, ray_directory, [n for n in LAUNCH_ONLY if n != LAUNCH_FILE])
             unproven[index] = list(_not_proven(node, index, known))
+            # It has what the end is proven by: as long as that is in doubt, for the next stop.
+            if not unproven[index]:
+                node.clear(directory, None, [LAUNCH_FILE])
 
         # Others are stopped also when one cannot be; the first one's error is the one to tell.
         failed: MtpppError | None = None
@@ -60,35 +62,37 @@ class StopNodes(WithoutTrace):
                 failed = failed or error
         if failed is not None:
             raise failed
-        if deployment.unreachable:
+        doubts = [line for index in sorted(unproven) for line in unproven[index]]
+        if deployment.unreachable or doubts:
             state.remember(deployment.cluster, deployment.file)
-            raise _unfinished(deployment)
-        state.forget(name)
+        if deployment.unreachable:
+            raise _unfinished(deployment, doubts)
         step.note = (
             f"{name} ended on {', '.join(node.host for node in deployment.nodes)}"
             if sum(ended.values())
             else f"{name} was not running"
         )
-        doubts = [line for index in sorted(unproven) for line in unproven[index]]
         if doubts:
             raise Inconclusive(
                 f"{name} has ended, but not everything is proven to be as before",
                 details=doubts,
-                hint="no process of it is left; look at what is named",
+                hint="no process of it is left; look at what is named, then"
+                f" `mtppp stop {name}` looks again",
             )
+        state.forget(name)
 
 
 STOP: tuple[Phase, ...] = (ConnectToSome(), TakeLocks("stop"), StopNodes())
 
 
-def _unfinished(deployment: Deployment) -> MtpppError:
+def _unfinished(deployment: Deployment, doubts: Sequence[str]) -> MtpppError:
     name = deployment.cluster.name
     stopped = ", ".join(deployment.nodes[index].host for index in deployment.reached)
     unreachable = [deployment.nodes[index].host for index in sorted(deployment.unreachable)]
     return MtpppError(
         f"{name} ended on {stopped}; {', '.join(unreachable)} could not be reached,"
         " and what runs there still does",
-        details=[error.message for _, error in sorted(deployment.unreachable.items())],
+        details=[*(e.message for _, e in sorted(deployment.unreachable.items())), *doubts],
         hint=f"`mtppp stop {name}` once more when it can be reached ends the rest",
     )
 
@@ -99,7 +103,8 @@ def stop_node(node: Node, planned: NodePlan) -> None:
     Raises:
         RemoteCommandFailed: a process would not end.
     """
-    stop_directory(node, planned.directory, planned.ray_directory)
+    _stop(node, planned.directory)
+    node.clear(planned.directory, planned.ray_directory, LAUNCH_ONLY)
 
 
 def stop_all_but_ray(node: Node, planned: NodePlan) -> None:
@@ -112,14 +117,8 @@ def stop_all_but_ray(node: Node, planned: NodePlan) -> None:
     node.clear(planned.directory, None, SERVER_ONLY)
 
 
-def stop_directory(node: Node, directory: str, ray_directory: str) -> int:
-    """End what runs for a run directory; the number of processes that ran."""
-    running = _stop(node, directory)
-    node.clear(directory, ray_directory, LAUNCH_ONLY)
-    return running
-
-
 def _stop(node: Node, directory: str, *, keep: Sequence[str] = ()) -> int:
+    """End what runs for a run directory; the number of processes that ran."""
     ended = node.stop(directory, grace=GRACE, segments_file=SHARED_MEMORY_FILE, keep=keep)
     if ended["left"]:
         raise RemoteCommandFailed(
@@ -137,16 +136,14 @@ def _not_proven(node: Node, index: int, known: Mapping[str, Any]) -> Iterator[st
     Args:
         known: what it told of the deployment before that was stopped.
     """
-    if not known["recorded"] and not known["marked"]:
+    if not (known["launch"] or known["recorded"] or known["marked"]):
         return
     plan = known["plan"] or {}
     if len(plan.get("nodes", ())) > index:
         planned = plan["nodes"][index]
         for port, holder in node.listeners(planned["address"], _ports(plan, index)):
             yield f"{node.host}: port {port} is still taken ({holder})"
-    before = (known["launch"] or {}).get("gpu_memory")
-    if before is not None:
-        yield from _gpu_memory_held(node, before)
+    yield from gpu_memory_held(node, known)
 
 
 def _ports(plan: Mapping[str, Any], index: int) -> list[int]:
@@ -158,8 +155,15 @@ def _ports(plan: Mapping[str, Any], index: int) -> list[int]:
     return [*ports.values(), *serving]
 
 
-def _gpu_memory_held(node: Node, before: Sequence[int]) -> Iterator[str]:
-    """GPUs of which more memory is in use than before. It may be a while on its way."""
+def gpu_memory_held(node: Node, known: Mapping[str, Any]) -> Iterator[str]:
+    """GPUs of which more memory is in use than before a launch. It may be a while on its way.
+
+    Args:
+        known: what the node told of the deployment while the launch was noted there.
+    """
+    before = (known["launch"] or {}).get("gpu_memory")
+    if before is None:
+        return
     deadline = time.monotonic() + GPU_MEMORY_PATIENCE
     while True:
         now = node.gpu_memory()

@@ -190,6 +190,18 @@ def test_no_token_comes(
     assert told(deployment) == (told_of_it[0], told_of_it[1].format(url=url))
 
 
+def test_a_server_that_was_ready_is_not_starting(launched: Callable[..., Deployment]) -> None:
+    deployment = launched()
+    kill(deployment, 0, "server", signal.SIGSTOP)
+    told_state, explanation = told(deployment)
+    url = f"{deployment.plan.endpoint}/v1/completions"
+    assert told_state == "hung"
+    assert explanation.startswith(
+        f"the server was ready, and is not any more: {url} gave no answer in 1 s; a: suspended: "
+    )
+    assert launch_again(deployment) == (True, True)
+
+
 def with_key(deployment: Deployment, key: str) -> Deployment:
     return replace(deployment, secrets={"VLLM_API_KEY": key})
 
@@ -301,6 +313,11 @@ def test_a_node_that_cannot_be_reached(launched: Callable[..., Deployment]) -> N
     )
     [problem] = [node.problem for node in ask(cut_off(deployment, 1)).nodes if node.problem]
     assert problem == "b: port 22: timed out"
+    # Of a server on a host that is not reached nobody can say that it is still on its way.
+    assert told(cut_off(deployment, 0)) == (
+        "unknown",
+        "the server is not ready; a could not be asked",
+    )
 
 
 def test_who_works_on_it_is_told(launched: Callable[..., Deployment]) -> None:
@@ -456,9 +473,10 @@ def test_the_server_is_brought_back_alone(launched: Callable[..., Deployment]) -
 
 
 def test_ray_of_another_node_is_brought_back_with_the_server(
-    launched: Callable[..., Deployment], step: Step
+    launched: Callable[..., Deployment], gpus: Callable[[str], None], step: Step
 ) -> None:
     deployment = launched(recovery="missing", memory=[4])
+    gpus("0\\n")
     first, second = (Path(planned.directory) for planned in deployment.plan.nodes)
     (first / "ray-token").write_text("its token")
     before = [entry["pid"] for entry in entries(deployment, 0) if entry["role"] == "ray"]
@@ -567,11 +585,37 @@ def test_memory_of_gpus_is_back_to_what_it_was(
     if doubt is None:
         run_phases(STOP, deployment, Console())
         return
-    with pytest.raises(Inconclusive) as raised:
+    name = deployment.cluster.name
+    for _ in range(2):  # once in doubt, it is until it is proven
+        with pytest.raises(Inconclusive) as raised:
+            run_phases(STOP, deployment, Console())
+        assert raised.value.exit_status == 3
+        assert any(line.startswith(doubt) for line in raised.value.details)
+        assert told(deployment)[0] == "stopped"
+        assert name in state.known()
+    gpus("4\\n4\\n")
+    run_phases(STOP, deployment, Console())
+    assert name not in state.known()
+
+
+def test_doubts_are_told_also_where_a_node_is_not_reached(
+    launched: Callable[..., Deployment], gpus: Callable[[str], None]
+) -> None:
+    deployment = cut_off(launched(memory=[4 * 2**20]), 0)
+    gpus("4100\\n")
+    with pytest.raises(MtpppError, match="a could not be reached") as raised:
         run_phases(STOP, deployment, Console())
-    assert raised.value.exit_status == 3
-    assert any(line.startswith(doubt) for line in raised.value.details)
-    assert told(deployment)[0] == "stopped"
+    assert raised.value.details[1].startswith("b: GPU 0 holds 4.0 GiB more than before the launch;")
+
+
+def test_what_is_launched_anew_waits_for_the_memory_of_gpus(
+    launched: Callable[..., Deployment], gpus: Callable[[str], None], step: Step
+) -> None:
+    deployment = launched(memory=[4 * 2**20])
+    gpus("4100\\n")
+    kill(deployment, 0, "server")
+    CompareWithRunning().run(deployment, step)
+    assert "; a: GPU 0 holds 4.0 GiB more than before the launch; `nvidia-smi`" in step.note
 
 
 def test_a_port_that_is_not_free_again_is_told(launched: Callable[..., Deployment]) -> None:
