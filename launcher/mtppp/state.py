@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from mtppp.cluster import Cluster
+from mtppp.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -33,16 +36,36 @@ def directory() -> Path:
 def remember(cluster: Cluster, file: Path) -> None:
     """Record a deployment, before anything of it is started."""
     target = directory() / f"{cluster.name}.json"
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     record = {"file": str(file.absolute()), "cluster": cluster.model_dump(mode="json")}
     temporary = target.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    temporary.replace(target)
+    with _writing(target):
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        temporary.replace(target)
 
 
 def forget(name: str) -> None:
     """Drop the record of a deployment that has ended; harmless when there is none."""
-    (directory() / f"{name}.json").unlink(missing_ok=True)
+    target = directory() / f"{name}.json"
+    with _writing(target):
+        target.unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Say of a record that cannot be written what to do about it.
+
+    Raises:
+        ConfigurationError: it cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{target}: cannot be written: {error.strerror}",
+            hint="set XDG_STATE_HOME to a directory that you can write to; deployments are"
+            " remembered there",
+        ) from None
 
 
 def known() -> dict[str, Known]:

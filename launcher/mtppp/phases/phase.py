@@ -81,13 +81,20 @@ def _in_main_thread() -> bool:
 
 
 def _clean_up(begun: Sequence[Phase], deployment: Deployment, console: Console) -> None:
+    # Of several phases each may fail alike: where a host is gone, all of them do.
+    failed: set[str] = set()
     for phase in reversed(begun):
         try:
             phase.clean_up(deployment)
-        except MtpppError as second:
-            console.error(second)
         except Exception as second:  # the other phases are to be cleaned up, too
-            console.error(MtpppError(f"cleaning up after {phase.title!r}: {second!r}"))
+            message = f"cleaning up after {phase.title!r}: {second!r}"
+            error = second if isinstance(second, MtpppError) else MtpppError(message)
+            if error.message not in failed:
+                console.error(error)
+            failed.add(error.message)
+    if failed:
+        name = deployment.cluster.name
+        console.say(f"what was started may still run there: `mtppp stop {name}` ends it")
 
 
 def _outcome(error: BaseException) -> str:

@@ -86,6 +86,18 @@ def test_forward_to_a_port_that_is_taken(in_directory: Path) -> None:
     assert error.message == f"cannot listen at 127.0.0.1 port {port}: Address already in use"
 
 
+def test_a_state_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    for change in (
+        lambda: state.remember(Cluster.model_validate(HERE), Path("x.yaml")),
+        lambda: state.forget("here"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            change()
+        assert caught.value.message.endswith("/here.json: cannot be written: Not a directory")
+        assert caught.value.hint.startswith("set XDG_STATE_HOME to")
+
+
 def completions(*words: str, incomplete: str) -> list[tuple[str, str]]:
     found: list[CompletionItem] = ShellComplete(cli, {}, "mtppp", "_X").get_completions(
         list(words), incomplete

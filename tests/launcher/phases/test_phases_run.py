@@ -6,6 +6,7 @@ import re
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,8 @@ from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each, run_phases
 
-DEPLOYMENT = Deployment(cluster=cast(Cluster, None), file=Path("cluster.yaml"), nodes=[])
+CLUSTER = cast(Cluster, SimpleNamespace(name="demo"))
+DEPLOYMENT = Deployment(cluster=CLUSTER, file=Path("cluster.yaml"), nodes=[])
 
 
 @dataclass
@@ -99,7 +101,17 @@ def test_the_first_error_wins_and_cleaning_up_goes_on(
         run(Recorded("a", events), Recorded("c", events, first, fails_to_clean_up=second))
     assert raised.value is first
     assert events == ["run a", "run c", "clean up c", "clean up a"]
-    assert shown in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert shown in said
+    assert said.endswith("what was started may still run there: `mtppp stop demo` ends it\n")
+
+
+def test_a_host_that_is_gone_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    first, *gone = (MtpppError(message) for message in ("first", "b: gone", "b: gone"))
+    a, b = (Recorded(title, [], fails_to_clean_up=e) for title, e in zip("ab", gone, strict=True))
+    with pytest.raises(MtpppError, match="first"):
+        run(a, b, Recorded("c", [], first))
+    assert capsys.readouterr().err.count("error: b: gone\n") == 1
 
 
 def test_a_second_interrupt_ends_cleaning_up() -> None:
