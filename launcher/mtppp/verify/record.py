@@ -23,10 +23,10 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mtppp.engine.bulk import Answer, Scores
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, MtpppError
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -165,29 +165,47 @@ class Record:
         self._append({"stage": "note", "key": key, "content": content})
 
     def _append(self, entry: Mapping[str, Any]) -> None:
-        with (self.directory / RECORD).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+        path = self.directory / RECORD
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, separators=(",", ":")) + "\n")
+        except OSError as error:
+            raise MtpppError(
+                f"{path}: {error.strerror}",
+                hint="mend that and run the same again: it goes on from what is there",
+            ) from None
 
     def _read(self) -> None:
         file = self.directory / RECORD
         if not file.exists():
             return
-        whole = 0  # bytes of whole lines; an interrupted run may have left half of one
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    self._take(json.loads(line))
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    raise ConfigurationError(
-                        f"{file}:{number}: not a line of a record",
-                        hint="the file was changed; begin anew in another directory",
-                    ) from None
-                whole += len(line)
-        if whole != file.stat().st_size:
-            with file.open("rb+") as half:
-                half.truncate(whole)
+        try:
+            with file.open("rb") as lines:
+                whole = self._take_all(lines)
+            if whole != file.stat().st_size:
+                with file.open("rb+") as half:
+                    half.truncate(whole)
+        except OSError as error:
+            raise ConfigurationError(f"{file}: {error.strerror}") from None
+
+    def _take_all(self, lines: BinaryIO) -> int:
+        """Bytes of whole lines; an interrupted run may have left half of one."""
+        whole = 0
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                self._take(json.loads(line))
+            except (
+                *(ValueError, LookupError, TypeError, AttributeError),
+                *(OverflowError, RecursionError),
+            ):
+                raise ConfigurationError(
+                    f"{self.directory / RECORD}:{number}: not a line of a record",
+                    hint="the file was changed; begin anew in another directory",
+                ) from None
+            whole += len(line)
+        return whole
 
     def _take(self, entry: dict[str, Any]) -> None:
         stage, key = entry["stage"], entry["key"]
@@ -217,7 +235,10 @@ def manifest_of(directory: Path) -> dict[str, Any]:
     Raises:
         ConfigurationError: there is none, or it is of another version.
     """
-    return _read_json(directory / MANIFEST)
+    manifest = _read_json(directory / MANIFEST)
+    if missing := [key for key in ("tier", "prompts", "prompts_sha256") if key not in manifest]:
+        raise ConfigurationError(f"{directory / MANIFEST} does not tell {', '.join(missing)}")
+    return manifest
 
 
 def _read_json(file: Path) -> dict[str, Any]:

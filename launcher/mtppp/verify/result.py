@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from mtppp import __version__
+from mtppp.errors import MtpppError
 from mtppp.verify.tiers import ALPHA
 from mtppp.verify.verdict import Evidence, Verdict, as_dict
 
@@ -69,8 +70,12 @@ def result(
 
 def write(directory: Path, content: Mapping[str, Any]) -> list[str]:
     """Write both files; their paths."""
-    (directory / "result.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    junit(content).write(directory / "junit.xml", encoding="utf-8", xml_declaration=True)
+    text = json.dumps(content, indent=1) + "\n"
+    try:
+        (directory / "result.json").write_text(text, encoding="utf-8")
+        junit(content).write(directory / "junit.xml", encoding="utf-8", xml_declaration=True)
+    except OSError as error:
+        raise MtpppError(f"{directory}: {error.strerror}") from None
     names = ("result.json", "junit.xml", "record.jsonl")
     return [str(directory / name) for name in names if (directory / name).exists()]
 

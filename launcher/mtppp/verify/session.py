@@ -271,9 +271,10 @@ def check_baseline(directory: Path) -> Tier:
     Raises:
         ConfigurationError: it is not complete, or of other prompts than the set.
     """
-    tier = TIERS[_stored_baseline(directory)[1]["tier"]]
+    of = _stored_baseline(directory)[1]
+    tier = _tier_of(directory, of)
     try:
-        _same_prompts(directory, manifest_of(directory), own_set(tier.requests))
+        _same_prompts(directory, of, own_set(tier.requests))
     except ConfigurationError as error:
         error.hint = (
             "a launch asks mtppp's own set: record it without --prompts; by this one verifies"
@@ -285,7 +286,16 @@ def check_baseline(directory: Path) -> Tier:
 
 def recorded_tier(directory: Path) -> Tier:
     """The tier of an export or of a stored baseline."""
-    return TIERS[manifest_of(directory)["tier"]]
+    return _tier_of(directory, manifest_of(directory))
+
+
+def _tier_of(directory: Path, of: Mapping[str, Any]) -> Tier:
+    if of["tier"] not in TIERS:
+        raise ConfigurationError(
+            f"{directory} is of a tier that is not known, {of['tier']}",
+            hint=f"known are {', '.join(TIERS)}: is it of another version of mtppp?",
+        )
+    return TIERS[of["tier"]]
 
 
 def undecided(tier: Tier, error: MtpppError) -> Outcome:

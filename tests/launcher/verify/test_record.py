@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from pathlib import Path
 
 import pytest
 
 from mtppp.engine.bulk import Answer, Scores
-from mtppp.errors import ConfigurationError
+from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.verify.record import SCHEMA, Record
+from mtppp.verify.session import recorded_tier
 
 MANIFEST = {"schema": SCHEMA, "tier": "smoke"}
 
@@ -53,9 +55,20 @@ def test_another_run_is_not_gone_on_with(directory: Path) -> None:
         Record.open(directory, MANIFEST | {"tier": "soak"})
 
 
-def test_a_changed_file_is_refused(directory: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"stage": 3}',
+        b'{"stage": "likeliest", "key": "p", "positions": [[[1]]]}',
+        b'{"stage": "score/null", "key": "p", "gap": [], "rank": [%d], "best": [], "logprob": []}'
+        % 10**30,
+        b"[" * 100_000,
+    ],
+    ids=["no stage", "no pair", "too large", "too deep"],
+)
+def test_a_changed_file_is_refused(directory: Path, line: bytes) -> None:
     file = directory / "record.jsonl"
-    file.write_bytes(b'{"stage": 3}\n' + file.read_bytes())
+    file.write_bytes(line + b"\n" + file.read_bytes())
     with pytest.raises(ConfigurationError, match=r"record\.jsonl:1: not a line"):
         Record.open(directory, MANIFEST)
 
@@ -64,3 +77,23 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="file/run"):
         Record.open(tmp_path / "file" / "run", MANIFEST)
+
+
+def test_a_record_that_can_be_neither_read_nor_written(directory: Path) -> None:
+    record = Record.open(directory, MANIFEST)
+    (directory / "record.jsonl").unlink()
+    (directory / "record.jsonl").mkdir()
+    with pytest.raises(MtpppError, match=r"record\.jsonl: Is a directory") as caught:
+        record.note("x", {})
+    assert "goes on" in caught.value.hint
+    with pytest.raises(ConfigurationError, match=r"record\.jsonl: Is a directory"):
+        Record.open(directory, MANIFEST)
+
+
+def test_a_manifest_that_is_not_whole_or_not_of_ours(directory: Path) -> None:
+    with pytest.raises(ConfigurationError, match="does not tell prompts, prompts_sha256"):
+        Record.read(directory)
+    whole = MANIFEST | {"prompts": 1, "prompts_sha256": "", "tier": "gigantic"}
+    (directory / "manifest.json").write_text(json.dumps(whole))
+    with pytest.raises(ConfigurationError, match="a tier that is not known, gigantic"):
+        recorded_tier(directory)

@@ -9,7 +9,7 @@ from mtppp.engine.bulk import Answer
 from mtppp.verify.record import SCHEMA, Likeliest, Record
 from mtppp.verify.stored import free_pairs
 
-MANIFEST = {"schema": SCHEMA}
+MANIFEST = {"schema": SCHEMA, "tier": "smoke", "prompts": 8, "prompts_sha256": ""}
 
 
 def test_a_position_is_read_back() -> None:
