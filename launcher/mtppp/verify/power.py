@@ -44,7 +44,7 @@ class Design:
         touched = 1 - (1 - rate) ** length
         touched_by_chance = 1 - (1 - self.null_rate) ** length
         fails = sum(
-            chance * _at_least(_fewest_that_fail(by_chance, self.requests, length), self, touched)
+            chance * _at_least(fewest_that_fail(by_chance, self.requests, length), self, touched)
             for by_chance, chance in _probabilities(self.requests, touched_by_chance)
         )
         fewest = fewest_outliers_not_passed(self.tokens, self.sensitivity, self.tier)
@@ -87,8 +87,13 @@ def fewest_outliers_not_passed(tokens: int, sensitivity: float, tier: Tier) -> i
 
 
 @cache
-def _fewest_that_fail(by_chance: int, requests: int, length: float) -> int:
-    """Touched prompts of the candidate that make FAIL when so many of the baseline are touched."""
+def fewest_that_fail(by_chance: int, requests: int, length: float) -> int:
+    """Touched prompts of the candidate that make FAIL when so many of the baseline are touched.
+
+    Args:
+        requests: prompts, all together.
+        length: tokens of an answer, on average.
+    """
     tolerated = 1 - (1 - TOLERATED) ** length
 
     def fails(touched: int) -> bool:

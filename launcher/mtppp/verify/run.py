@@ -24,6 +24,7 @@ from mtppp.errors import ConfigurationError, Inconclusive
 from mtppp.verify import measure
 from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS, Damaged, damage, ruin
 from mtppp.verify.formats import format_of, gaps_of
+from mtppp.verify.power import fewest_that_fail
 from mtppp.verify.prompts import KNOWN_ANSWERS, KnownAnswer, Prompt
 from mtppp.verify.record import NOT_SCORED, Record
 from mtppp.verify.servers import Identity, Server, changed, differences, survey
@@ -31,6 +32,7 @@ from mtppp.verify.stored import compare
 from mtppp.verify.tiers import HARD_GAP, Tier
 
 CONFIRMED_REQUESTS = 64
+"""At least; more where a FAIL needs more."""
 DIRECTED_REQUESTS = 64
 FORMAT_REQUESTS = 4
 LIKELIEST = 8
@@ -476,19 +478,39 @@ async def _scores(record: Record, tier: Tier, scorer: Asking) -> None:
         await scorer.score(stage, _emitted(record, stage))
     await scorer.score_sampled()
     above, _ = measure.threshold(record.scores["null"], list(record.prompts))
+    enough = confirmed_requests(record, above)
     for stage in ("candidate", "null"):
-        suspects = [
-            key
-            for key, scores in record.scores[stage].items()
-            if any(gap > above for gap in scores.gap)
-        ]
         emitted = _emitted(record, stage)
-        again = {key: emitted[key] for key in suspects[:CONFIRMED_REQUESTS]}
+        again = {key: emitted[key] for key in suspects(record, stage, above)[:enough]}
         await scorer.score(f"confirm/{stage}", again, alone=True)
     if not tier.controlled:
         return
     for stage, damaged in controls(record).items():
         await scorer.score(stage, {n: (d.key, d.tokens) for n, d in damaged.items()})
+
+
+def suspects(record: Record, stage: str, above: float) -> list[str]:
+    """Prompts to whose answers the judge objects."""
+    return [
+        key
+        for key, scores in record.scores.get(stage, {}).items()
+        if any(gap > above for gap in scores.gap)
+    ]
+
+
+def confirmed_requests(record: Record, above: float) -> int:
+    """How many of them are scored again: twice as many as make a FAIL.
+
+    Only what is confirmed counts towards one, and where many tokens are asked for, many outliers
+    are tolerated.
+    """
+    scores = record.scores["candidate"].values()
+    tokens = sum(len(one.gap) for one in scores)
+    if not tokens:
+        return CONFIRMED_REQUESTS
+    by_chance = len(suspects(record, "null", above))
+    fewest = fewest_that_fail(by_chance, len(scores), tokens / len(scores))
+    return max(CONFIRMED_REQUESTS, 2 * fewest)
 
 
 def controls(record: Record) -> dict[str, dict[str, Damaged]]:

@@ -15,8 +15,9 @@ from mtppp.engine.client import Acceptance
 from mtppp.verify.evidence import evidence_of
 from mtppp.verify.measure import Judged, Pair
 from mtppp.verify.record import Record
+from mtppp.verify.run import confirmed_requests
 from mtppp.verify.statistics import binomial_lower, binomial_upper
-from mtppp.verify.tiers import TIERS
+from mtppp.verify.tiers import TIERS, Tier
 from mtppp.verify.verdict import (
     Control,
     Direction,
@@ -273,3 +274,31 @@ def test_acceptance_is_a_verdict_of_its_own(
 def test_positions_that_only_one_drafts_are_not_said_to_be_judged() -> None:
     found = judge_acceptance(Acceptance(1000, (700,)), Acceptance(1000, (700, 400, 200)))
     assert found.why == "not lower than the baseline's up to position 1, where both draft"
+
+
+@pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
+@pytest.mark.parametrize("by_chance", [0.0, 0.02])
+def test_enough_is_scored_again_for_a_fail(tier: Tier, by_chance: float, tmp_path: Path) -> None:
+    """The more tokens are asked for, the more outliers are tolerated, and must be exceeded."""
+    ones = array("l", [1] * tier.tokens)
+    sound = array("d", [0.0] * tier.tokens)
+    odd = array("d", [3.0, *sound[1:]])
+    record = Record(tmp_path)
+    record.scores = {"candidate": {}, "null": {}}
+    for i in range(tier.requests):
+        with_outlier = odd if i < by_chance * tier.requests else sound
+        record.scores["candidate"][f"p{i}"] = Scores(odd, ones, ones, odd)
+        record.scores["null"][f"p{i}"] = Scores(with_outlier, ones, ones, odd)
+    tried = confirmed_requests(record, 1.0)
+    untried = dataclasses.replace(judged(1, tokens=tier.tokens), confirmed=None)
+    good, bad = judged(tokens=tier.tokens), judged(1, tokens=tier.tokens)
+    many = [
+        Pair(
+            f"p{i}",
+            "prose",
+            bad if i < tried else untried,
+            bad if i < by_chance * tier.requests else good,
+        )
+        for i in range(tier.requests)
+    ]
+    assert judge(Evidence(tier, many, 1.0, MET, NONE)).outcome == "FAIL"
