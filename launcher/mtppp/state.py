@@ -33,14 +33,28 @@ def directory() -> Path:
     return Path(base) / "mtppp" / "deployments"
 
 
+def record(cluster: Cluster, file: Path) -> str:
+    """What is remembered of a deployment, here and on its nodes."""
+    known = {"file": str(file.absolute()), "cluster": cluster.model_dump(mode="json")}
+    return json.dumps(known, indent=1)
+
+
+def parsed(text: str) -> Known | None:
+    """What a record says; None when it is of another mtppp, or damaged."""
+    try:
+        found = json.loads(text)
+        return Known(Cluster.model_validate(found["cluster"]), Path(found["file"]))
+    except (ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
 def remember(cluster: Cluster, file: Path) -> None:
     """Record a deployment, before anything of it is started."""
     target = directory() / f"{cluster.name}.json"
-    record = {"file": str(file.absolute()), "cluster": cluster.model_dump(mode="json")}
     temporary = target.with_suffix(f".{os.getpid()}")
     with _writing(target):
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        temporary.write_text(record(cluster, file), encoding="utf-8")
         temporary.replace(target)
 
 
@@ -69,13 +83,21 @@ def _writing(target: Path) -> Iterator[None]:
 
 
 def known() -> dict[str, Known]:
-    """All deployments remembered, by name. A record that cannot be read any more is left out."""
-    found = {}
-    for path in sorted(directory().glob("*.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            cluster = Cluster.model_validate(record["cluster"])
-        except (OSError, ValueError, KeyError, ValidationError):
-            continue
-        found[cluster.name] = Known(cluster, Path(record["file"]))
-    return found
+    """All deployments remembered, by name, but for those that are `unreadable`."""
+    return {name: known for name, (_, known) in _records().items() if known is not None}
+
+
+def unreadable() -> dict[str, Path]:
+    """Files of records that cannot be read, by the deployment's name."""
+    return {name: path for name, (path, known) in _records().items() if known is None}
+
+
+def _records() -> dict[str, tuple[Path, Known | None]]:
+    return {path.stem: (path, _read(path)) for path in sorted(directory().glob("*.json"))}
+
+
+def _read(path: Path) -> Known | None:
+    try:
+        return parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -49,15 +49,23 @@ def resolve(argument: str | None) -> state.Known:
     """
     if argument is None:
         return _default()
-    if "/" in argument or argument.endswith((".yaml", ".yml")) or Path(argument).is_file():
+    # Path.is_file raises an error for what is too long to be a name.
+    is_file = os.path.isfile(argument)  # noqa: PTH113
+    if is_file or "/" in argument or argument.endswith((".yaml", ".yml")):
         return state.Known(load(Path(argument)).cluster, Path(argument))
     remembered = state.known()
     if argument in remembered:
         return remembered[argument]
+    way_out = "give its cluster file, or have one of its hosts tell: mtppp list HOST"
+    if argument in (unreadable := state.unreadable()):
+        raise ConfigurationError(
+            f"{unreadable[argument]}: what was remembered of {argument} cannot be read: it is"
+            " damaged, or another mtppp's",
+            hint=way_out,
+        )
     raise ConfigurationError(
         f"{argument}: no such file, and no deployment of that name was launched from here",
-        hint=(f"known are {', '.join(remembered)}; " if remembered else "")
-        + "give its cluster file: with the name and the nodes in it, the nodes tell the rest",
+        hint=(f"known are {', '.join(remembered)}; " if remembered else "") + way_out,
     )
 
 

@@ -47,7 +47,9 @@ def command(
             console.say(f"the beginning was left out: {log}")
         _tell(console, reader, told)
         if not follow and len(reader.problems) == len(reader.nodes):
-            raise MtpppError("no node could be asked")
+            raise MtpppError(
+                "no node could be asked", hint=f"`mtppp status {known.cluster.name}` says why"
+            )
         while follow:
             time.sleep(_POLL)
             _print(reader.read(), rank)
@@ -58,7 +60,7 @@ def _tell(console: Console, reader: LogReader, told: dict[str, str]) -> None:
     """Say what is new of nodes that cannot be read."""
     for host, problem in reader.problems.items():
         if host not in told:
-            console.say(f"{host} cannot be read: {problem}")
+            console.say(f"{host} cannot be read: {problem.removeprefix(f'{host}: ')}")
     for host in told.keys() - reader.problems.keys():
         console.say(f"{host} can be read again")
     told.clear()

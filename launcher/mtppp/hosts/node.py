@@ -16,12 +16,14 @@ from mtppp.hosts.transport import Completed, Held, Transport
 
 # Expands a leading "~/", tells "no such python" from every other failure, then runs the source
 # that is the first line of standard input.
-_START = """\
-python=$1
-case $python in "~/"*) python=$HOME/${python#"~/"};; esac
-[ -f "$python" ] && [ -x "$python" ] || { echo "no python at $python" >&2; exit 127; }
-exec "$python" -I -c 'import sys; exec(compile(eval(sys.stdin.readline()), "agent", "exec"))'
-"""
+# One line: csh, as a login shell, knows no end of line in quotes.
+_START = (
+    "python=$1;"
+    ' case $python in "~/"*) python=$HOME/${python#"~/"};; esac;'
+    ' [ -f "$python" ] && [ -x "$python" ] || { echo "no python at $python" >&2; exit 127; };'
+    """ exec "$python" -I -c 'import sys; exec(compile(eval(sys.stdin.readline()), "agent","""
+    """ "exec"))'"""
+)
 _MARGIN = 30.0  # seconds for the answer to travel, on top of what an operation may take
 
 

@@ -10,6 +10,8 @@ PLAN_FILE = "plan.json"
 LAUNCH_FILE = "launch.json"
 """Who launched the deployment, from where and when, and the GPU memory in use before: not in the
 Plan, which has no time."""
+CLUSTER_FILE = "cluster.json"
+"""What the operator's side remembers, for one that has lost it: `mtppp list HOST`."""
 SHARED_MEMORY_FILE = "shared-memory.json"
 """Segments in /dev/shm that the deployment had mapped when it became ready."""
 CHECKED_FILE = "checked.json"
@@ -33,6 +35,7 @@ LAUNCH_ONLY = (
     environment.CONFIG_ROOT,
     "processes.json",
     LAUNCH_FILE,
+    CLUSTER_FILE,
     *SERVER_ONLY,
 )
 """What is there only while the deployment runs; logs and Plan stay."""

@@ -13,7 +13,7 @@ from mtppp.hosts.lock import operator
 from mtppp.hosts.node import File, Node
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import Starts, look_at_each, on_each
-from mtppp.phases.run_directory import LAUNCH_FILE, PLAN_FILE
+from mtppp.phases.run_directory import CLUSTER_FILE, LAUNCH_FILE, PLAN_FILE
 from mtppp.phases.stop import stop_node
 from mtppp.plan import environment
 from mtppp.plan.plan import NodePlan
@@ -101,6 +101,7 @@ def _files(deployment: Deployment, token: str) -> list[File]:
     not_carried_over = json.dumps(sorted({*environment.NOT_CARRIED_OVER, *deployment.plan.secrets}))
     return [
         File(PLAN_FILE, deployment.plan.to_json().encode()),
+        File(CLUSTER_FILE, state.record(deployment.cluster, deployment.file).encode()),
         File(environment.TOKEN_FILE, token.encode()),
         File(
             f"{environment.CONFIG_ROOT}/ray_non_carry_over_env_vars.json",

@@ -45,7 +45,7 @@ def failure(kind: type[MtpppError], *arguments: str) -> MtpppError:
 def test_every_command_takes_a_file_or_a_name(command: str, in_directory: Path) -> None:
     nowhere = failure(ConfigurationError, command, "nowhere")
     assert nowhere.message.startswith("nowhere: no such file, and no deployment of that name")
-    assert nowhere.hint.startswith("give its cluster file: with the name and the nodes in it")
+    assert nowhere.hint == "give its cluster file, or have one of its hosts tell: mtppp list HOST"
     alone = failure(ConfigurationError, command).message
     assert alone == "there is no cluster.yaml here, and 0 deployments are known"
     (in_directory / "cluster.yaml").write_text("name: here")
@@ -96,6 +96,16 @@ def test_a_state_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch)
             change()
         assert caught.value.message.endswith("/here.json: cannot be written: Not a directory")
         assert caught.value.hint.startswith("set XDG_STATE_HOME to")
+
+
+def test_a_record_that_cannot_be_read_is_not_called_unknown(in_directory: Path) -> None:
+    state.remember(Cluster.model_validate(HERE), Path("x.yaml"))
+    record = state.directory() / "here.json"
+    record.write_text(record.read_text().replace('"runtime"', '"run_time"'))
+    error = failure(ConfigurationError, "stop", "here")
+    assert error.message.startswith(f"{record}: what was remembered of here cannot be read")
+    listed = CliRunner().invoke(cli, ["list"])
+    assert f"here: its record cannot be read by this mtppp ({record})" in listed.stderr
 
 
 def completions(*words: str, incomplete: str) -> list[tuple[str, str]]:

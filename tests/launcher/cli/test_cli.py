@@ -112,6 +112,7 @@ def test_invalid_usage(mtppp: Mtppp, arguments: list[str], said: str) -> None:
         ("./", "error: .: is a directory\n"),
         ("absent", "error: absent: no such file, and no deployment of that name was launched from"),
         ("", "error: : no such file, and no deployment of that name was launched from here\n"),
+        ("x" * 300, f"error: {'x' * 300}: no such file, and no deployment of that name was"),
         (b"\xff.yaml", "error: \\udcff.yaml: no such file\n"),
     ],
 )

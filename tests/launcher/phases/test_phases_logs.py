@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from mtppp.phases.logs import stage_of_start, telling_lines
+from mtppp.phases.logs import error_lines, latest_words, stage_of_start, telling_lines
 
 DATA = Path(__file__).parents[2] / "data"
 AOT = (
@@ -87,6 +88,37 @@ def test_when_there_are_too_many_the_first_and_the_last_are_shown() -> None:
 )
 def test_lines(text: str, lines: list[str]) -> None:
     assert telling_lines(text, 2) == lines
+
+
+def test_a_start_as_it_goes_on() -> None:
+    lines = (DATA / "vllm-0.32.0-start.log").read_bytes().decode().splitlines(keepends=True)
+    told = [stage_of_start("".join(lines[:count])) for count in range(1, len(lines) + 1)]
+    assert list(dict.fromkeys(told)) == [
+        "engine starts",
+        "workers start",
+        "weights: 0 of 1 files",
+        "weights: 1 of 1 files",
+        "weights loaded in 0.02 s",
+        "KV cache: 209,696 tokens",
+        "engine ready after 2.43 s",
+        "server is up",
+    ]
+    words = [latest_words("".join(lines[:count])) for count in range(len(lines) + 1)]
+    assert all(one != other for one, other in pairwise(words))
+
+
+def test_waiting_for_a_peer_is_neither_progress_nor_an_error() -> None:
+    log = (DATA / "vllm-0.32.0-start.log").read_text()
+    waits = (
+        "(EngineCore pid=23634) INFO 11-30 00:5{}:21 [shm_broadcast.py:733] No available shared"
+        " memory broadcast block found in 60 seconds. This typically happens when some processes"
+        " are hanging or doing some time-consuming work (e.g. compilation, weight/kv cache"
+        " quantization).\n"
+    )
+    waiting = log + "".join(waits.format(minute) for minute in (5, 6, 7))
+    assert latest_words(waiting) == latest_words(log)
+    assert stage_of_start(waiting) == stage_of_start(log)
+    assert error_lines(waiting, 9) == []
 
 
 def test_weights_of_the_slowest_rank() -> None:

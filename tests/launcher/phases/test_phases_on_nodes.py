@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from scripted import SLEEP, patches_in_place, running
 
+from mtppp import state
 from mtppp.console import Step
 from mtppp.errors import HostTimeout, MtpppError, RemoteCommandFailed
 from mtppp.hosts.node import File
 from mtppp.phases import ray_cluster, serve
 from mtppp.phases.attest import Attest
 from mtppp.phases.deployment import Deployment
+from mtppp.phases.find import find
 from mtppp.phases.ray_cluster import Place, StartRay
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
@@ -60,6 +62,7 @@ def test_ship_puts_everything_there_once(deploy: Deploy, step: Step) -> None:
     for planned in (first, second):
         gate = ["gate-key"] if planned is first else []
         assert listing(planned.directory) == [
+            "cluster.json",
             *gate,
             "launch.json",
             "plan.json",
@@ -98,6 +101,17 @@ def test_ship_puts_everything_there_once(deploy: Deploy, step: Step) -> None:
     ShipPlugins().run(deployment, step)
     assert Path(first.plugins, "mtppp_patches", "plugin.py").stat().st_mtime_ns == made
     assert Path(first.directory, "ray-token").read_text() not in tokens
+
+
+def test_a_node_tells_of_what_the_operators_side_has_lost(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
+    cluster = deployment.cluster
+    ShipPlugins().run(deployment, step)
+    state.forget(cluster.name)
+    [known] = [known for known in find(deployment.nodes[1]) if known.cluster.name == cluster.name]
+    assert known == state.Known(cluster, Path("cluster.yaml").absolute())
+    ShipPlugins().clean_up(deployment)
+    assert cluster.name not in [known.cluster.name for known in find(deployment.nodes[1])]
 
 
 def test_ship_mends_plugins_that_arrived_in_part(deploy: Deploy, step: Step) -> None:
