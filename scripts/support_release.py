@@ -45,13 +45,18 @@ from mtppp_patches.support import DECODE, Evidence, must_be_proven  # noqa: E402
 MODELS = {"demo-glm4-moe": "float32", "demo-deepseek-v3": "float32"}
 """Demo models, and the precision in which each is run."""
 
+DEEPSEEK_MTP = "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP"
+DEEPSEEK_V32_MTP = "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP"
 DRAFTERS = {
-    "glm4_moe": "vllm.model_executor.models.glm4_moe_mtp:Glm4MoeMTP",
-    "deepseek_v3": "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP",
-    "deepseek_v32": "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP",
-    "glm_moe_dsa": "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP",
+    "glm4_moe": (("0.23.0", "vllm.model_executor.models.glm4_moe_mtp:Glm4MoeMTP"),),
+    "deepseek_v3": (("0.23.0", DEEPSEEK_MTP),),
+    "deepseek_v32": (("0.23.0", DEEPSEEK_MTP), ("0.29.0", DEEPSEEK_V32_MTP)),
+    "glm_moe_dsa": (("0.23.0", DEEPSEEK_MTP), ("0.29.0", DEEPSEEK_V32_MTP)),
 }
-"""The families that rows are proposed for."""
+"""The families that rows are proposed for, and the drafter's class from a release on."""
+
+NEAREST = {"deepseek_v32": "deepseek_v3", "glm_moe_dsa": "deepseek_v3"}
+"""What decodes most like a family that needs GPUs, of those that run without."""
 
 
 def main() -> int:
@@ -123,9 +128,9 @@ def proposal(
     patches is in `classes`.
     """
     ran = {engine["model_type"]: engine for engine in engines}
-    rows = {}
-    for model_type, drafter in DRAFTERS.items():
-        engine = ran.get(model_type) or next((e for e in engines if e["right"]), None)
+    rows: dict[str, dict[str, Any]] = {}
+    for model_type in DRAFTERS:
+        engine = ran.get(model_type) or stand_in(model_type, ran)
         if engine is None:
             continue
         record = f"patches/evidence/{release}-{engine['model']}.json"
@@ -136,11 +141,28 @@ def proposal(
                 evidence[patch] = Evidence("class", model_type, classes["date"], record)
         patched = any(p.scope == "decode" and release in p.releases for p in PATCHES)
         rows[model_type] = {
-            "drafter": drafter,
+            "drafter": drafter_of(model_type, release),
             "decode": "broken" if not engine["right"] else "patched" if patched else "native",
             "evidence": {key: asdict(item) for key, item in evidence.items()},
         }
+        if engine["model_type"] != model_type:
+            rows[model_type]["note"] = (
+                "the model itself needs GPUs to run: shown are its classes, and decoding with "
+                "another model"
+            )
     return rows
+
+
+def stand_in(model_type: str, ran: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The engine that shows how a family decodes which did not run: the nearest that was right."""
+    right = {name: engine for name, engine in ran.items() if engine["right"]}
+    return right.get(NEAREST.get(model_type, "")) or next(iter(right.values()), None)
+
+
+def drafter_of(model_type: str, release: str) -> str:
+    """module:Class of the drafter that a family has on a release."""
+    since = [name for first, name in DRAFTERS[model_type] if version(first) <= version(release)]
+    return since[-1]
 
 
 def verdict_of(engine: Mapping[str, Any]) -> str:

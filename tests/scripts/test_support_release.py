@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 from mtppp_patches import support as table  # noqa: E402
+from mtppp_patches.releases import RELEASES  # noqa: E402
 from mtppp_patches.support import parse  # noqa: E402
 from support_release import changes, proposal  # noqa: E402
 
@@ -40,6 +41,15 @@ def test_a_family_that_ran_wrong_is_broken_and_vouches_for_no_other() -> None:
     assert rows["glm4_moe"]["decode"] == "broken"
     assert rows["glm_moe_dsa"]["decode"] == "native"
     assert rows["glm_moe_dsa"]["evidence"]["decode"]["on"] == "deepseek_v3"
+
+
+def test_the_nearest_family_stands_in_and_the_drafter_is_the_releases() -> None:
+    both = [engine("demo-glm4-moe", "glm4_moe"), engine("demo-deepseek-v3", "deepseek_v3")]
+    glm = {release: proposal(release, CLASSES, both)["glm_moe_dsa"] for release in RELEASES}
+    assert {row["evidence"]["decode"]["on"] for row in glm.values()} == {"deepseek_v3"}
+    assert glm["0.28.0"]["drafter"] == "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP"
+    assert glm["0.29.0"]["drafter"] == "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP"
+    assert "needs GPUs" in glm["0.29.0"]["note"]
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
