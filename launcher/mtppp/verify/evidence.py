@@ -27,6 +27,8 @@ from mtppp.verify.verdict import (
 )
 
 _RATES = {"control/0.001": 0.001, "control/0.01": 0.01}
+DAMAGED = 0.01
+"""Share of tokens whose damage must be FAIL, or nothing is a PASS."""
 
 
 def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evidence:
@@ -167,15 +169,24 @@ def _control_of(
         }
         for stage in _RATES
     }
-    many = "control/0.01"
-    keys = {one.key for name, one in damaged[many].items() if hits[many].get(name)}
-    return Control(
+    control = Control(
         made={_RATES[stage]: len(found) for stage, found in hits.items()},
         seen={_RATES[stage]: sum(found.values()) for stage, found in hits.items()},
-        fails=p_of_tokens([_as_if(pair, pair.key in keys) for pair in pairs]) < ALPHA / TESTS,
+        fails=False,
         ruined_made=len(ruined),
         ruined_seen=sum(ruined),
     )
+    return replace(control, fails=would_fail(pairs, DAMAGED * control.sensitivity))
+
+
+def would_fail(pairs: list[Pair], rate: float) -> bool:
+    """Whether sound answers with so many outliers more for each token would be FAIL.
+
+    As many prompts are touched as are expected to be; which ones makes no difference.
+    """
+    touched = int(sum(1 - (1 - rate) ** pair.null.tokens for pair in pairs))
+    as_if = [_as_if(pair, index < touched) for index, pair in enumerate(pairs)]
+    return p_of_tokens(as_if) < ALPHA / TESTS
 
 
 def _as_if(pair: Pair, damaged: bool) -> Pair:

@@ -50,7 +50,7 @@ class Control:
     Attributes:
         made, seen: damaged tokens, and those that were outliers; by the share of tokens that the
             damage stands for.
-        fails: whether a run with 1 % of its tokens so damaged is FAIL by the same test.
+        fails: whether a run with 1 % of its tokens so damaged would be FAIL by the same test.
         ruined_made, ruined_seen: answers of other requests.
     """
 
@@ -419,11 +419,17 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
     if control is None or sum(control.made.values()) < 2 * FEWEST_CONTROLS:
         why.append("too few tokens for the positive control: nothing says that damage is seen")
         steps.append("give prompts with longer answers, or more of them")
-    elif not control.fails or control.ruined_seen < 0.9 * control.ruined_made:
+    elif not control.fails:
         why.append(
-            f"the positive control was missed: of {sum(control.made.values())} damaged tokens"
-            f" {sum(control.seen.values())} were seen, of {control.ruined_made} ruined requests"
-            f" {control.ruined_seen}"
+            f"were 1 % of the tokens damaged, this run would hardly be FAIL: of"
+            f" {sum(control.made.values())} that were on purpose {sum(control.seen.values())} were"
+            f" seen, and it has {figures.tokens} in {figures.requests} answers"
+        )
+        steps.append("give more prompts, or such as the model answers with more certainty")
+    elif control.ruined_seen < 0.9 * control.ruined_made:
+        why.append(
+            f"the positive control was missed: of {control.ruined_made} requests that were ruined"
+            f" on purpose {control.ruined_seen} were seen"
         )
         steps.append("take prompts that the model answers with more certainty")
     if figures.token_bound >= tier.token_margin:

@@ -12,7 +12,7 @@ import pytest
 
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.engine.client import Acceptance
-from mtppp.verify.evidence import evidence_of
+from mtppp.verify.evidence import DAMAGED, evidence_of, would_fail
 from mtppp.verify.measure import Judged, Pair
 from mtppp.verify.record import Record
 from mtppp.verify.run import confirmed_requests
@@ -302,3 +302,16 @@ def test_enough_is_scored_again_for_a_fail(tier: Tier, by_chance: float, tmp_pat
         for i in range(tier.requests)
     ]
     assert judge(Evidence(tier, many, 1.0, MET, NONE)).outcome == "FAIL"
+
+
+@pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_one_percent_of_damage_is_fail_in_every_tier_and_in_half_of_it(
+    tier: Tier, share: float
+) -> None:
+    """With hardly a hundred answers damaged on purpose, of a million tokens."""
+    good = judged(tokens=tier.tokens)
+    many = [Pair(f"p{i}", "prose", good, good) for i in range(int(share * tier.requests))]
+    assert would_fail(many, DAMAGED * MET.sensitivity)
+    assert not would_fail(many, 1e-5)
+    assert not would_fail(many[:11], 1.0)
