@@ -69,6 +69,35 @@ def resolve(argument: str | None) -> state.Known:
     )
 
 
+def resolve_launched(argument: str | None) -> state.Known:
+    """The same, for commands about what runs: a file must have the nodes that it was launched on.
+
+    What runs on a node is found by its place in the file: with another order nothing would be.
+
+    Raises:
+        ConfigurationError: as `resolve`; or the file was given other nodes since the launch.
+    """
+    known = resolve(argument)
+    cluster = known.cluster
+    launched = state.known().get(cluster.name, known)
+    before, now = ([n.host for n in c.nodes] for c in (launched.cluster, cluster))
+    if before != now:
+        raise ConfigurationError(
+            f"{known.file} has the nodes {', '.join(now)}; {cluster.name} was launched from here on"
+            f" {', '.join(before)}",
+            hint=f"{cluster.name} in place of the file is as it was launched; if it was launched"
+            f" from elsewhere since, `mtppp list {now[0]}` has the host tell",
+        )
+    return known
+
+
+def no_more_in(known: state.Known) -> list[str]:
+    """Hosts on which the deployment was launched from here, and which the file has no more."""
+    launched = state.known().get(known.cluster.name, known)
+    hosts = {node.host for node in known.cluster.nodes}
+    return [node.host for node in launched.cluster.nodes if node.host not in hosts]
+
+
 def _default() -> state.Known:
     if DEFAULT_FILE.is_file():
         return state.Known(load(DEFAULT_FILE).cluster, DEFAULT_FILE)

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import click
 
-from mtppp.cli.deployments import connectable, deployment_argument, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve_launched
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.hosts.forward import Forwarder
@@ -33,7 +33,7 @@ def command(deployment: str | None, port: int | None) -> None:
     machine can use it, as with `ssh -L`.
     """
     console = Console()
-    target = connectable(resolve(deployment))
+    target = connectable(resolve_launched(deployment))
     node, port_there = target.cluster.nodes[0], target.cluster.serve.port
     transport = target.nodes[0].transport
 

@@ -10,6 +10,7 @@ from mtppp.cli.deployments import (
     connectable,
     deployment_argument,
     is_protected,
+    no_more_in,
     resolve,
     working_on,
 )
@@ -38,6 +39,8 @@ def command(deployment: str | None, restart: bool, yes: str | None) -> None:
     """
     console = Console()
     known = resolve(deployment)
+    for host in no_more_in(known):
+        console.say(f"{host} is no more in {known.file}: what was launched there is not stopped")
     target = connectable(known, with_secrets=True)
     target.restart = restart
     target.protected = is_protected(known) and yes != known.cluster.name

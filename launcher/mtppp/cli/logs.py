@@ -10,7 +10,7 @@ from datetime import datetime
 
 import click
 
-from mtppp.cli.deployments import connectable, deployment_argument, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve_launched
 from mtppp.cluster import Cluster
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError, MtpppError
@@ -36,7 +36,7 @@ def command(
     after a stop, until the next launch. Times are those of the nodes' clocks.
     """
     console = Console()
-    known = resolve(deployment)
+    known = resolve_launched(deployment)
     _check_rank(known.cluster, rank)
     target = connectable(known)
     with closing(target):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mtppp.cli.deployments import connectable, deployment_argument, resolve, working_on
+from mtppp.cli.deployments import connectable, deployment_argument, resolve_launched, working_on
 from mtppp.console import Console
 from mtppp.errors import ConfigurationError
 from mtppp.phases.open import OPEN
@@ -20,7 +20,7 @@ def command(deployment: str | None, at_own_risk: bool) -> None:
     A launch holds them until it has verified the deployment, and opens by itself then. What is
     opened by hand stays so until the server ends; `mtppp status` says who did it, and when.
     """
-    known = resolve(deployment)
+    known = resolve_launched(deployment)
     if not at_own_risk:
         raise ConfigurationError(
             f"{known.cluster.name} was not shown to be right: nothing was opened",

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from mtppp.cli.deployments import connectable, deployment_argument, resolve
+from mtppp.cli.deployments import connectable, deployment_argument, resolve_launched
 from mtppp.console import folded
 from mtppp.phases.status import DeploymentStatus, ask, in_times
 
@@ -24,7 +24,7 @@ def command(deployment: str | None, as_json: bool) -> None:
     healthy. Exit status 0 when a token came, and no rank was seen to compute another model than
     the rest, or when the deployment is stopped; 1 otherwise.
     """
-    target = connectable(resolve(deployment))
+    target = connectable(resolve_launched(deployment))
     try:
         status = ask(target)
     finally:

@@ -8,7 +8,7 @@ from mtppp.cli.deployments import (
     confirm,
     connectable,
     deployment_argument,
-    resolve,
+    resolve_launched,
     working_on,
 )
 from mtppp.console import Console
@@ -30,7 +30,7 @@ def command(deployment: str | None, yes: str | None) -> None:
     to be free again.
     """
     console = Console()
-    known = resolve(deployment)
+    known = resolve_launched(deployment)
     confirm(known, yes)
     target = connectable(known)
     with working_on(target, console):

@@ -45,6 +45,8 @@ _WORDING = {
     "string_type": "must be text; is {value}",
     "path_type": "must be text; is {value}",
     "int_type": "must be a whole number; is {value}",
+    "bool_parsing": "must be true or false; is {value}",
+    "bool_type": "must be true or false; is {value}",
     "greater_than_equal": "must be at least {ge}; is {value}",
     "less_than_equal": "must be at most {le}; is {value}",
     "model_type": "must be a mapping; is {value}",

@@ -30,7 +30,9 @@ class ConnectToSome(WithoutTrace):
 
         look_at_each(range(len(deployment.nodes)), connect)
         if not deployment.reached:
-            raise deployment.unreachable[0]
+            first, *others = (error for _, error in sorted(deployment.unreachable.items()))
+            first.details = (*first.details, *(f"also {other.message}" for other in others))
+            raise first
         step.note = ", ".join(
             node.host + (" CANNOT BE REACHED" if index in deployment.unreachable else "")
             for index, node in enumerate(deployment.nodes)

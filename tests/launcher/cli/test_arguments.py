@@ -98,6 +98,30 @@ def test_a_state_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch)
         assert caught.value.hint.startswith("set XDG_STATE_HOME to")
 
 
+@pytest.mark.parametrize("command", ["status", "stop", "logs", "forward"])
+def test_a_file_with_other_nodes_than_were_launched(command: str, in_directory: Path) -> None:
+    node = HERE["nodes"][0]
+    nodes = [node, node | {"host": "b", "address": "127.0.1.2"}]
+    parallel = {"pipeline": 2}
+    launched = Cluster.model_validate(HERE | {"nodes": nodes, "parallel": parallel})
+    state.remember(launched, Path("x.yaml"))
+    changed = HERE | {"nodes": nodes[::-1], "parallel": parallel}
+    (in_directory / "cluster.yaml").write_text(yaml.safe_dump(changed))
+    error = failure(ConfigurationError, command)
+    assert error.message == "cluster.yaml has the nodes b, a; here was launched from here on a, b"
+    assert error.hint.startswith("here in place of the file is as it was launched")
+
+
+def test_a_launch_tells_of_a_host_that_the_file_has_lost(in_directory: Path) -> None:
+    nodes = [HERE["nodes"][0], HERE["nodes"][0] | {"host": "b", "address": "127.0.1.2"}]
+    launched = HERE | {"nodes": nodes, "parallel": {"pipeline": 2}}
+    state.remember(Cluster.model_validate(launched), Path("x.yaml"))
+    (in_directory / "cluster.yaml").write_text(yaml.safe_dump(HERE))
+    done = CliRunner().invoke(cli, ["launch"])
+    told = "b is no more in cluster.yaml: what was launched there is not stopped\n"
+    assert done.stderr.startswith(told)
+
+
 def test_a_record_that_cannot_be_read_is_not_called_unknown(in_directory: Path) -> None:
     state.remember(Cluster.model_validate(HERE), Path("x.yaml"))
     record = state.directory() / "here.json"

@@ -92,6 +92,7 @@ VALUES = [
     ({"name": f"name: {'a' * 41}"}, (), [f'1: name: {NAME}the text "{"a" * 41}"']),
     ({"name": 'name: "a\\n"'}, (), [f'1: name: {NAME}the text "a\\n"']),
     ({"name": "name: 5"}, (), ["1: name: must be text; write it in quotes; is 5"]),
+    ({}, ("protect: maybe",), ['5: protect: must be true or false; is the text "maybe"']),
     ({"name": "name: [a]"}, (), ["1: name: must be text; is a list"]),
     ({"name": "name:"}, (), ["1: name: required, and not in the file"]),
     ({"model": "model: org/model"}, (), ['2: model: must be a mapping; is the text "org/model"']),

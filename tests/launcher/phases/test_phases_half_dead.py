@@ -548,8 +548,9 @@ def test_stop_does_what_it_can_and_finishes_later(launched: Callable[..., Deploy
 
 def test_stop_reaches_nobody(launched: Callable[..., Deployment]) -> None:
     deployment = cut_off(cut_off(launched(), 0), 1)
-    with pytest.raises(ConnectFailed, match=r"^a: port 22: timed out$"):
+    with pytest.raises(ConnectFailed, match=r"^a: port 22: timed out$") as raised:
         run_phases(STOP, deployment, Console())
+    assert raised.value.details == ("also b: port 22: timed out",)
 
 
 @pytest.fixture
