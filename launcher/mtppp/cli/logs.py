@@ -17,7 +17,7 @@ from mtppp.errors import ConfigurationError, MtpppError
 from mtppp.phases.read_logs import Line, LogReader
 
 _POLL = 1.0
-_AGO = re.compile(r"(\d+)([smhd])")
+_AGO = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -58,6 +58,7 @@ def test_every_command_takes_a_file_or_a_name(command: str, in_directory: Path) 
         (["--node", "b"], "here has no node b", "its nodes are a"),
         (["--rank", "1"], "here has no rank 1", "its ranks are 0 to 0"),
         (["--since", "soon"], "--since soon: no time", "such as 90s, 10m"),
+        (["--since", f"1{0:0400}d"], f"--since 1{0:0400}d: no time", "such as 90s, 10m"),
     ],
 )
 def test_logs_of_what_there_is_not(

@@ -75,6 +75,7 @@ def test_what_travels() -> None:
     transport = Recorded(0, '{"answer": {"uid": 7}}\n')
     assert Node(transport, "~/vllm/bin/python").uid() == 7
     assert transport.argv[:2] == ["sh", "-c"]
+    assert "\n" not in transport.argv[2]  # which csh could not read, as a login shell
     assert transport.argv[3:] == ["sh", "~/vllm/bin/python"]
     source, _, request = transport.stdin.partition(b"\n")
     assert b"def op_uid()" in source
