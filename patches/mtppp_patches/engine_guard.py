@@ -8,7 +8,9 @@ PP + MTP is right only with the V2 runner under the asynchronous scheduler. Eith
 without an error: to the environment variable missing in one process, to a platform that switches
 asynchronous scheduling off, to a scheduler class named on the command line, to features or entry
 points that the V2 runner does not support. What counts is therefore looked at where it is final: in
-EngineCore before any worker starts, and in each worker once it has its runner.
+EngineCore when it makes its executor, before any worker starts, and in each worker once it has its
+runner. (EngineCore itself loads plugins while it is being made: where it has a fresh process, as
+under `vllm serve`, a replacement of its constructor comes too late.)
 """
 
 from __future__ import annotations
@@ -86,12 +88,11 @@ def as_configured(vllm_config: Any, spec: EngineSpec) -> EngineSpec:
     parallel = vllm_config.parallel_config
     model = vllm_config.model_config
     speculative = vllm_config.speculative_config
-    overrides = model.hf_overrides if isinstance(model.hf_overrides, dict) else {}
     other_classes = (
         str(getattr(model.model_impl, "value", model.model_impl)) not in {"auto", "vllm"}
-        # Since 0.27.0.
+        # Since 0.25.1.
         or bool(getattr(model, "model_class_overrides", None))
-        or not overrides.keys().isdisjoint({"architectures", "model_type"})
+        or _names_classes(model.hf_overrides)
     )
     return dataclasses.replace(
         spec,
@@ -107,6 +108,15 @@ def as_configured(vllm_config: Any, spec: EngineSpec) -> EngineSpec:
         layer_partition=None,
         speculative=speculative
         and Speculative(speculative.method, speculative.num_speculative_tokens),
+    )
+
+
+def _names_classes(overrides: Any) -> bool:
+    """Whether what overrides a configuration, or a part of it, says which classes are built."""
+    if not isinstance(overrides, dict):
+        return False
+    return not overrides.keys().isdisjoint({"architectures", "model_type"}) or any(
+        map(_names_classes, overrides.values())
     )
 
 
@@ -181,7 +191,9 @@ PATCH = Patch(
     scope="deployment",
     wanted=lambda spec: spec.pipeline > 1,
     targets=(
-        Target("vllm.v1.engine.core", "EngineCore.__init__", _before_workers_start),
+        Target("vllm.v1.executor.abstract", "Executor.__init__", _before_workers_start),
+        # That it loads plugins before it makes the executor.
+        Target("vllm.v1.engine.core", "EngineCore.__init__"),
         Target("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features"),
         Target(
             "vllm.v1.worker.worker_base",

@@ -61,9 +61,12 @@ def test_each_stage_completes_what_it_hands_over(last: bool) -> None:
 
 
 def test_of_the_others_a_rank_has_what_workers_run() -> None:
-    for patch in (engine_guard.PATCH, index_share.PATCH):
+    for patch, of_the_engine in (
+        (engine_guard.PATCH, "vllm.v1.executor.abstract:Executor.__init__"),
+        (index_share.PATCH, "vllm.v1.engine.core:EngineCore.__init__"),
+    ):
         assert lacked(patch, INIT_DEVICE) == ""
-        assert lacked(patch, "vllm.v1.engine.core:EngineCore.__init__") == INIT_DEVICE
+        assert lacked(patch, of_the_engine) == INIT_DEVICE
     assert lacked(invariants.PATCH, EXECUTE_MODEL) == ""
     assert lacked(invariants.PATCH) == EXECUTE_MODEL
     assert lacked(placement.PATCH) == ""

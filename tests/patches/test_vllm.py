@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from mtppp_patches.engine_spec import EngineSpec, Speculative
+from mtppp_patches.patch import names_needed
+from mtppp_patches.registry import PATCHES
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "cluster_configs/models/demo-glm4-moe"
@@ -136,6 +141,56 @@ print(json.dumps({
 }))
 """
 
+ENGINE = """
+import json
+from types import SimpleNamespace
+# What a fresh process is handed is of these modules; plugins are not loaded by that.
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+from vllm.config import ParallelConfig, SchedulerConfig
+
+class WorkersStart(Executor):
+    def _init_executor(self):
+        raise RuntimeError("workers start")
+    def collective_rpc(self, *_, **__): ...
+    def check_health(self): ...
+
+scheduler = SchedulerConfig.default_factory()
+scheduler.async_scheduling = True
+parallel = ParallelConfig(
+    tensor_parallel_size=2, pipeline_parallel_size=2, distributed_executor_backend="ray"
+)
+
+def config(*lacking):
+    return SimpleNamespace(
+        parallel_config=parallel,
+        model_config=SimpleNamespace(model_impl="auto", hf_overrides={}),
+        scheduler_config=scheduler,
+        speculative_config=SimpleNamespace(method="mtp", num_speculative_tokens=3),
+        use_v2_model_runner=True,
+        _get_v2_model_runner_unsupported_features=lambda: lacking,
+        **dict.fromkeys(
+            ("cache_config", "lora_config", "load_config", "device_config", "observability_config")
+        ),
+    )
+
+def outcome(make, *arguments, **named):
+    try:
+        make(*arguments, **named)
+    except RuntimeError as error:
+        return str(error)
+
+print(json.dumps([
+    outcome(EngineCore, config("dual batch overlap"), WorkersStart, log_stats=False),
+    outcome(WorkersStart, config()),
+]))
+"""
+
+PLUGIN = """
+[vllm.general_plugins]
+mtppp_patches = mtppp_patches.plugin:register
+"""
+
 ENTRY_POINTS = """
 [triton.backends]
 cpu = mtppp_cpu.triton_backend
@@ -146,11 +201,16 @@ bias = bias:Bias
 """
 
 
-def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path) -> None:
-    info = tmp_path / "plugins-1.dist-info"
+def with_entry_points(directory: Path, text: str) -> None:
+    """Make what the path has there a distribution with these."""
+    info = directory / "plugins-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugins\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (info / "entry_points.txt").write_text(text)
+
+
+def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path) -> None:
+    with_entry_points(tmp_path, ENTRY_POINTS)
     done = subprocess.run(
         [vllm_python("0.32.0"), "-c", GUARD],
         env={
@@ -174,6 +234,36 @@ def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path
     assert "VLLM_USE_V2_MODEL_RUNNER is not set" in messages["v1 unset"]
     assert "VLLM_USE_V2_MODEL_RUNNER is 0" in messages["v1 set"]
     assert "vllm.logits_processors: bias" in messages["logits processor"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_an_engine_that_loads_plugins_itself_is_looked_at_before_workers_start(
+    vllm_python: Python, tmp_path: Path, release: str
+) -> None:
+    with_entry_points(tmp_path, PLUGIN)
+    spec = EngineSpec(
+        release, "glm4_moe", device="cpu", tensor=2, pipeline=2, speculative=Speculative("mtp", 3)
+    )
+    spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+
+    done = subprocess.run(
+        [vllm_python(release), "-c", ENGINE],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
+            "MTPPP_DEPLOYMENT": "test",
+            "MTPPP_ENGINE": spec.to_json(),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout.splitlines()[-1])
+    assert first.startswith(
+        "the V2 model runner of this release does not support: dual batch overlap"
+    )
+    assert second == "workers start"
 
 
 @pytest.mark.parametrize("release", RELEASES)
