@@ -56,6 +56,10 @@ class Target:
     def name(self) -> str:
         return f"{self.module}:{self.attribute}"
 
+    def exists_in(self, release: str) -> bool:
+        """Whether `release`, one of its patch's, has it."""
+        return not self.releases or release in self.releases
+
 
 Scope = Literal["decode", "model", "deployment"]
 """What a patch is about: how drafts are decoded over stages, the same for every family; what one
@@ -101,7 +105,7 @@ class Patch:
         return tuple(
             target
             for target in self.targets
-            if (not target.releases or spec.release in target.releases)
+            if target.exists_in(spec.release)
             and (not target.families or spec.model_type in target.families)
         )
 

@@ -27,7 +27,7 @@ def lacking(
     replaced = tuple(
         target
         for target in patch.targets
-        if target.replace is not None and (not target.releases or release in target.releases)
+        if target.replace is not None and target.exists_in(release)
     )
     names = tuple(target.name for target in replaced)
     if patch.scope == "decode":

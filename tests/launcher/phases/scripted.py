@@ -23,7 +23,7 @@ def patches_in_place(plan: Plan) -> dict[str, dict[str, list[str]]]:
             "targets": [
                 target.name
                 for target in patch.targets
-                if target.replace and (not target.releases or plan.vllm in target.releases)
+                if target.replace and target.exists_in(plan.vllm)
             ],
             "pending": [],
         }
