@@ -7,7 +7,8 @@
 
 Runs the scripted requests of `relay_arm.py` on one stage with MTP (the reference, for each number
 of draft tokens) and on two and three stages (the candidates), with the plugins a launch would
-ship, then has an engine of one stage without MTP score every greedy token. A candidate is right if
+ship, then has an engine of one stage without MTP, with as many tensor ranks, score every greedy
+token. A candidate is right if
 
 - every rank attests the patches of decoding that it needs, and nothing in their place;
 - each greedy token is the scoring engine's best or a near-tie;
@@ -127,7 +128,6 @@ CANDIDATES = (
     Arm("pp2-k5-preempted", 2, 5, small_cache=True),
     Arm("pp3-k3-preempted", 3, 3, small_cache=True),
 )
-SCORER = Arm("score", 1, 0)
 
 
 def reference_of(arm: Arm) -> Arm:
@@ -279,16 +279,14 @@ class Laboratory:
                     "failed": str(failure),
                 }
                 say(f"{arm.name}: {failure}")
-        gaps = self.score(runs.values())
-        for arm in candidates:
-            if arm.name in runs:
-                reference = runs.get(references[arm].name)
-                judged = judge(runs[arm.name], reference, gaps, NEAR_TIE[self.dtype])
-                result["arms"][arm.name] = dataclasses.asdict(arm) | judged
-        for arm in dict.fromkeys(references.values()):
-            if arm.name in runs:
-                judged = judge(runs[arm.name], None, gaps, NEAR_TIE[self.dtype])
-                result["arms"][arm.name] = dataclasses.asdict(arm) | judged
+        judged = {arm: runs.get(reference.name) for arm, reference in references.items()}
+        judged |= dict.fromkeys(references.values())
+        for tensor in sorted({arm.tensor for arm in judged}):
+            scored = [arm for arm in judged if arm.tensor == tensor and arm.name in runs]
+            gaps = self.score([runs[arm.name] for arm in scored], tensor=tensor)
+            for arm in scored:
+                verdict = judge(runs[arm.name], judged[arm], gaps, NEAR_TIE[self.dtype])
+                result["arms"][arm.name] = dataclasses.asdict(arm) | verdict
         result["right"] = all(
             arm["right"] == (arm["fault"] is None) for arm in result["arms"].values()
         )
@@ -315,8 +313,14 @@ class Laboratory:
                 raise ArmFailed(f"invariant {invariant} was never checked")
         return result
 
-    def score(self, runs: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
-        """What one stage without MTP says of each token of each unconstrained answer."""
+    def score(
+        self, runs: Iterable[Mapping[str, Any]], *, tensor: int = 1
+    ) -> dict[str, list[dict[str, float]]]:
+        """What one stage without MTP says of each token of each unconstrained answer.
+
+        With as many tensor ranks as the runs had: in bfloat16 rounding differs by more than a
+        near-tie between one rank and two.
+        """
         sequences = {}
         for run in runs:
             for answers in run["scenarios"].values():
@@ -329,7 +333,9 @@ class Laboratory:
         say(f"scoring {sum(len(s['tokens']) for s in sequences.values())} tokens")
         if not sequences:
             return {}
-        scored = self._run(SCORER, {"score": list(sequences.values())})
+        scored = self._run(
+            Arm(f"score-tp{tensor}", 1, 0, tensor=tensor), {"score": list(sequences.values())}
+        )
         return dict(zip(sequences, scored, strict=True))
 
     def _run(self, arm: Arm, job: dict[str, Any]) -> Any:
