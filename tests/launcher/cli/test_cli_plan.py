@@ -281,6 +281,7 @@ def running(local: Callable[..., Path]) -> Iterator[Path]:
         shutil.rmtree(Path(deployment.plan.head.directory).parent)
 
 
+@pytest.mark.slow
 def test_what_runs_is_compared_in_words(running: Path, local: Callable[..., Path]) -> None:
     same = plan(running, "--diff")
     assert (same.exit_code, same.stdout) == (0, "what runs is as planned\n")

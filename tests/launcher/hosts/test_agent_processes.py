@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from agents import answer, ask, is_alive, kill, said, start, wait_for
 
+# Dozens of real processes, started and ended one after the other.
+pytestmark = pytest.mark.slow
+
 SLEEP = "import time; time.sleep(600)"
 FOREVER = "print('up'); import time; time.sleep(600)"
 # Prints its children's numbers: one in its group, one in a session of its own, one whose parent

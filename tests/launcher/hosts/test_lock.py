@@ -162,6 +162,7 @@ def test_it_goes_with_the_connection(start_sshd: Callable[..., Sshd], name: str)
     wait_for(lambda: not holders(name), "the end of the lock")
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_silent_is_given_up(
     sshd: Sshd, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

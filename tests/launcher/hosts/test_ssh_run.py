@@ -107,6 +107,7 @@ def test_input_that_nobody_reads(transport: SshTransport) -> None:
     assert (completed.status, completed.stdout) == (0, "done\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, MEGABYTE // 2])
 def test_commands_that_end_early_leave_the_connection_alone(sshd: Sshd, size: int) -> None:
     """What is still sent to a command that has ended makes sshd end the whole connection."""
@@ -254,6 +255,7 @@ def test_a_cut_network_is_noticed_while_sending(sshd: Sshd) -> None:
             transport.run(["cat"], stdin=bytes(32 * MEGABYTE), timeout=LONG)
 
 
+@pytest.mark.slow
 def test_a_network_busy_with_input_is_not_a_dead_one(sshd: Sshd, tmp_path: Path) -> None:
     """While input waits for a slow network, nothing is read, so nothing can be heard."""
     config = tmp_path / "config"
@@ -267,6 +269,7 @@ def test_a_network_busy_with_input_is_not_a_dead_one(sshd: Sshd, tmp_path: Path)
         assert time.monotonic() - started > 2.5
 
 
+@pytest.mark.slow
 def test_a_slow_network_is_not_a_dead_one(sshd: Sshd) -> None:
     relay = Relay(sshd.port)
     with through(relay, sshd, Liveness(interval=0.05, patience=1.2)) as transport:

@@ -22,6 +22,8 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.lock import TakeLocks
 from mtppp.phases.phase import WithoutTrace, run_phases
 
+pytestmark = pytest.mark.slow
+
 Deploy = Callable[..., Deployment]
 
 
