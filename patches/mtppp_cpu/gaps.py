@@ -8,13 +8,19 @@
   vLLM has the same in torch.
 - Sparse attention is refused, and its indexer is for GPUs: `sparse_attention` has both.
 - Up to 0.27 the runner asks for page-locked memory for a grammar's mask whatever the device.
+- Who waits for a message in shared memory polls without a pause for a second: on a GPU host a spare
+  core, here a core that the stage it waits for computes on.
 """
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 from mtppp_cpu import request
+
+POLL_INTERVAL = 2e-4
+"""Seconds between two looks for a message in shared memory."""
 
 
 def register() -> None:
@@ -24,6 +30,7 @@ def register() -> None:
     import torch
     from triton.language.extra import libdevice
     from triton.runtime.interpreter import InterpreterBuilder
+    from vllm.distributed.device_communicators import shm_broadcast
     from vllm.v1.sample.ops import topk_topp_sampler
 
     from mtppp_cpu import sparse_attention
@@ -33,6 +40,7 @@ def register() -> None:
     )
     sparse_attention.install()
     libdevice.log1p = log1p
+    shm_broadcast.sched_yield = functools.partial(time.sleep, POLL_INTERVAL)
     if not hasattr(torch.tensor, "__wrapped__"):
         torch.tensor = _unpinned(torch.tensor)
     for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):

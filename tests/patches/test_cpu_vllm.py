@@ -86,6 +86,21 @@ kept = apply_top_k_top_p(logits, torch.tensor([3] * 8), torch.tensor([0.6] * 8))
 print(json.dumps([row.isfinite().tolist() for row in kept]))
 """
 
+WAITING = """
+import json, time
+import zmq
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+from vllm.utils.network_utils import get_open_zmq_ipc_path
+
+reader = SpinCondition(True, zmq.Context(), get_open_zmq_ipc_path())
+end, computed = time.monotonic() + 0.4, time.process_time()
+while time.monotonic() < end:
+    reader.wait(timeout_ms=100)
+print(json.dumps(time.process_time() - computed))
+"""
+
 SCHEDULING = """
 import json, sys
 from vllm.engine.arg_utils import EngineArgs
@@ -234,6 +249,10 @@ def test_on_a_gpu_host_triton_keeps_its_own_backends(ask: Ask) -> None:
 
 def test_requests_for_the_most_probable_tokens_are_sampled_from_those(ask: Ask) -> None:
     assert ask(SAMPLING) == [[True, True, False, False]] * 8
+
+
+def test_waiting_for_a_message_leaves_the_core_to_others(ask: Ask) -> None:
+    assert ask(WAITING) < 0.2, "seconds of CPU for 0.4 s of waiting"
 
 
 def test_the_scheduling_asked_for_is_kept(ask: Ask) -> None:
