@@ -34,12 +34,13 @@ def command(release: str | None, model: str | None, as_json: bool) -> None:
             f"vLLM {release} is not known", hint=f"known are {', '.join(RELEASES)}"
         )
     family = None if model is None else read_facts(find_config(model).values).model_type
+    asked = [release] if release else list(RELEASES)
     report = {
         "updated": support().updated,
         "patches": [_patch(patch, release) for patch in PATCHES if _concerns(patch, release)],
-        "releases": list(_verdicts([release] if release else list(RELEASES), family)),
+        "releases": list(_verdicts(asked, family)),
     }
-    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report)))
+    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report, asked)))
 
 
 def _concerns(patch: Patch, release: str | None) -> bool:
@@ -53,7 +54,11 @@ def _patch(patch: Patch, release: str | None) -> dict[str, Any]:
         "releases": [release] if release else list(patch.releases),
         "obsolete_by": patch.obsolete_by,
         "fate": patch.fate,
-        "replaces": [target.name for target in patch.targets if target.replace is not None],
+        "replaces": [
+            target.name
+            for target in patch.targets
+            if target.replace is not None and (release is None or target.exists_in(release))
+        ],
     }
 
 
@@ -89,7 +94,7 @@ def _verdicts(releases: list[str], family: str | None) -> Iterator[dict[str, Any
             }
 
 
-def _lines(report: dict[str, Any]) -> Iterator[str]:
+def _lines(report: dict[str, Any], asked: list[str]) -> Iterator[str]:
     for patch in report["patches"]:
         span = patch["releases"]
         yield f"{patch['name']}  ({span[0]}{f' to {span[-1]}' if len(span) > 1 else ''})"
@@ -109,8 +114,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
         if row["note"]:
             yield from _below(row["note"])
     proven = {row["release"] for row in report["releases"]}
-    rest = [release for release in RELEASES if release not in proven]
-    if rest and len(proven) != 1:
+    rest = [release for release in asked if release not in proven]
+    if rest:
         yield from _folded(
             f"nothing is proven on {', '.join(rest)}: refused under pipeline parallelism"
         )

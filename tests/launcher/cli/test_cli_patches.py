@@ -36,3 +36,19 @@ def test_json_says_all_of_it() -> None:
     row = next(row for row in data["releases"] if row["family"] == "glm_moe_dsa")
     assert row["evidence"]["decode"]["on"] == "deepseek_v3"
     assert row["note"]
+
+
+def test_of_one_release_nothing_is_said_about_others() -> None:
+    said = " ".join(output("--vllm", "0.23.0").split())
+    assert "nothing is proven on 0.23.0: refused" in said
+
+
+def test_of_one_release_only_what_is_replaced_there() -> None:
+    def replaced(*arguments: str) -> set[str]:
+        patches = json.loads(output(*arguments, "--json"))["patches"]
+        return {name for patch in patches for name in patch["replaces"]}
+
+    later = "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP.load_weights"
+    assert later in replaced()
+    assert later in replaced("--vllm", "0.29.0")
+    assert later not in replaced("--vllm", "0.28.0")
