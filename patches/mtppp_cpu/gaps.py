@@ -6,6 +6,8 @@
   temperature.
 - The kernel that keeps the most probable tokens (top_k, top_p) takes a Python number for a tensor;
   vLLM has the same in torch.
+- Triton's interpreter turns its whole language over at every call of one kernel's function by
+  another, where it is turned over since the kernel's start: a seventh of an engine's time.
 - Sparse attention is refused, and its indexer is for GPUs: `sparse_attention` has both.
 - Up to 0.27 the runner asks for page-locked memory for a grammar's mask whatever the device.
 - Who waits for a message in shared memory polls without a pause for a second: on a GPU host a spare
@@ -29,7 +31,7 @@ def register() -> None:
         return
     import torch
     from triton.language.extra import libdevice
-    from triton.runtime.interpreter import InterpreterBuilder
+    from triton.runtime import interpreter
     from vllm.distributed.device_communicators import shm_broadcast
     from vllm.v1.sample.ops import topk_topp_sampler
 
@@ -44,9 +46,13 @@ def register() -> None:
     if not hasattr(torch.tensor, "__wrapped__"):
         torch.tensor = _unpinned(torch.tensor)
     for name, position in (("create_masked_load", 1), ("create_masked_store", 2)):
-        original = getattr(InterpreterBuilder, name)
+        original = getattr(interpreter.InterpreterBuilder, name)
         if not hasattr(original, "__wrapped__"):
-            setattr(InterpreterBuilder, name, _with_boolean_mask(original, position))
+            setattr(interpreter.InterpreterBuilder, name, _with_boolean_mask(original, position))
+    if not hasattr(interpreter._patch_lang, "__wrapped__"):
+        interpreter._patch_lang = _once_in_a_kernel(
+            interpreter._patch_lang, interpreter._LangPatchScope
+        )
 
 
 def log1p(x: Any) -> Any:
@@ -64,6 +70,34 @@ def _unpinned(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*arguments, **named)
 
     return tensor
+
+
+def _once_in_a_kernel(
+    original: Callable[..., Any], unchanged: Callable[[], Any]
+) -> Callable[..., Any]:
+    """Turn the language over for the functions of a module once, until the kernel has ended.
+
+    Only the kernel restores the language: Triton drops the scopes of the functions it calls.
+    """
+    turned_over: set[int] = set()
+
+    @functools.wraps(original)
+    def patch_lang(function: Any) -> Any:
+        module = id(function.__globals__)
+        if module in turned_over:
+            return unchanged()
+        scope = original(function)
+        turned_over.add(module)
+        restore = scope.restore
+
+        def restore_all() -> None:
+            turned_over.clear()
+            restore()
+
+        scope.restore = restore_all
+        return scope
+
+    return patch_lang
 
 
 def _with_boolean_mask(original: Callable[..., Any], position: int) -> Callable[..., Any]:

@@ -86,6 +86,43 @@ kept = apply_top_k_top_p(logits, torch.tensor([3] * 8), torch.tensor([0.6] * 8))
 print(json.dumps([row.isfinite().tolist() for row in kept]))
 """
 
+CALLS = """
+import json
+from vllm.plugins import load_general_plugins
+from vllm.triton_utils import tl, triton
+load_general_plugins()
+from triton.runtime import interpreter
+import torch
+
+prepared = []
+patch = interpreter._patch_builtin
+interpreter._patch_builtin = lambda *arguments: prepared.append(1) or patch(*arguments)
+language = vars(tl.core) | vars(tl)
+
+@triton.jit
+def square(x):
+    return x * x
+
+@triton.jit
+def squares(values, TIMES: tl.constexpr):
+    at = tl.program_id(0)
+    for _ in range(TIMES):
+        tl.store(values + at, square(tl.load(values + at)))
+
+def run(times):
+    prepared.clear()
+    values = torch.full((4,), 2.0)
+    squares[(4,)](values, TIMES=times)
+    return values.tolist(), len(prepared)
+
+once, often = run(1), run(3)
+print(json.dumps({
+    "values": [once[0], often[0]],
+    "as often": once[1] == often[1],
+    "restored": vars(tl.core) | vars(tl) == language,
+}))
+"""
+
 WAITING = """
 import json, time
 import zmq
@@ -249,6 +286,14 @@ def test_on_a_gpu_host_triton_keeps_its_own_backends(ask: Ask) -> None:
 
 def test_requests_for_the_most_probable_tokens_are_sampled_from_those(ask: Ask) -> None:
     assert ask(SAMPLING) == [[True, True, False, False]] * 8
+
+
+def test_a_kernel_turns_the_language_over_once_whatever_it_calls(ask: Ask) -> None:
+    assert ask(CALLS) == {
+        "values": [[4.0] * 4, [256.0] * 4],
+        "as often": True,
+        "restored": True,
+    }
 
 
 def test_waiting_for_a_message_leaves_the_core_to_others(ask: Ask) -> None:
