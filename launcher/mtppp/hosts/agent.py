@@ -641,6 +641,8 @@ def op_stop(
     _require_own(directory)
     owned = _owned(directory, keep)
     running = len(owned)
+    # A process that is ending has no environment any more, and still ports, files and GPU memory.
+    seen = {pid: _start_time(pid) for pid in owned}
     segments = {*_listed(os.path.join(directory, segments_file)), *_shared_memory(owned)}
     for entry in _recorded(directory):
         if entry["role"] in grace and _is_alive(entry):
@@ -651,18 +653,20 @@ def op_stop(
     while True:
         owned = _owned(directory, keep)
         segments.update(_shared_memory(owned))
-        if not owned or time.monotonic() > deadline:
+        seen.update((pid, _start_time(pid)) for pid in owned if pid not in seen)
+        living = [pid for pid, started in seen.items() if not _is_gone(pid, started)]
+        if not living or time.monotonic() > deadline:
             break
         killed.update((pid, _command(pid)) for pid in owned if pid not in killed)
         for pid in owned:
             _signal(pid, signal.SIGKILL)
-        _wait_until(lambda: not _owned(directory, keep), 2)
+        _wait_until(lambda: all(_is_gone(pid, started) for pid, started in seen.items()), 2)
     if keep:
         _record(directory, [entry for entry in _recorded(directory) if _is_alive(entry)])
     return {
         "running": running,
         "killed": list(killed.values()),
-        "left": [{"pid": pid, "command": _command(pid)} for pid in owned],
+        "left": [{"pid": pid, "command": _command(pid)} for pid in living],
         "unlinked": _unlink(segments),
     }
 
@@ -720,6 +724,18 @@ def _state(pid: int) -> str | None:
             return f.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None
+
+
+def _is_gone(pid: int, started: int | None) -> bool:
+    """Whether nothing is left of a process, or nothing but its exit status."""
+    if started is None or _start_time(pid) != started:
+        return True
+    try:
+        threads = os.listdir("/proc/%d/task" % pid)
+    except OSError:
+        return True
+    # The first thread may have ended before others, which hold what the process had.
+    return _is_zombie(pid) and len(threads) < 2
 
 
 def _is_alive(entry: dict[str, Any]) -> bool:
@@ -802,12 +818,12 @@ def _listed(path: str) -> Iterator[str]:
 
 
 def _unlink(paths: Iterable[str]) -> list[str]:
-    """Remove segments that no process maps any more."""
+    """Remove segments that no process maps any more. One that is ending has no command line."""
     paths = set(paths)
     if not paths:
         return []
     everybody = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    in_use = set(_shared_memory(everybody))
+    in_use = set(_shared_memory(filter(_command, everybody)))
     removed = []
     for path in sorted(paths):
         if path in in_use:

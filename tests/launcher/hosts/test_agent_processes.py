@@ -39,6 +39,17 @@ print("up")
 time.sleep(600)
 """
 
+# A child, known by its mark alone, with so much memory that it takes a while to end.
+LARGE = """
+import os, time
+if os.fork():
+    time.sleep(600)
+memory = bytearray(b"x") * (512 << 20)
+print(os.getpid())
+""" + SHARED.replace(
+    "time.sleep", "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\ntime.sleep"
+)
+
 
 @pytest.fixture
 def directory(run_directory: str) -> Iterator[str]:
@@ -271,6 +282,15 @@ def test_shared_memory_goes_with_its_processes(
         theirs.unlink(missing_ok=True)
 
 
+def test_what_takes_a_while_to_end_is_waited_for(directory: str) -> None:
+    start(directory, LARGE)
+    child, segment = up(directory)
+    stopped = stop(directory)
+    assert not is_alive(int(child))
+    assert stopped["left"] == []
+    assert stopped["unlinked"] == [f"/dev/shm/{segment}"]
+
+
 def test_segments_of_processes_that_died_before(directory: str) -> None:
     entry = start(directory, SHARED)
     [name] = up(directory)
@@ -293,6 +313,23 @@ def test_a_segment_that_somebody_uses_stays(
         assert segment.exists()
     finally:
         segment.unlink()
+
+
+def test_what_a_process_without_a_command_line_has_open_is_removed(directory: str) -> None:
+    """So does one look that is ending, for as long as the kernel takes to clear its memory."""
+    ending = subprocess.Popen(
+        [""], executable=sys.executable, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with ending:
+        assert ending.stdin is not None
+        assert ending.stdout is not None
+        ending.stdin.write(SHARED.replace('"up"', '"up", flush=True'))
+        ending.stdin.close()
+        segment = f"/dev/shm/{ending.stdout.readline().strip()}"
+        assert ending.stdout.readline() == "up\n"
+        stopped = stop(directory, segment)
+        ending.kill()
+    assert stopped["unlinked"] == [segment]
 
 
 def test_only_shared_memory_is_unlinked(directory: str, tmp_path: Path) -> None:
