@@ -52,14 +52,14 @@ def is_v2(runner: Any) -> bool:
     return any(base.__module__.startswith("vllm.v1.worker.gpu.") for base in type(runner).__mro__)
 
 
-def hashed(environment: dict[str, str]) -> dict[str, str]:
-    """Variables of vLLM, Ray, NCCL, ... by name, with a hash for a value: values may be secret."""
-    prefixes = ("VLLM_", "NCCL_", "GLOO_", "RAY_", "TORCH", "CUDA_", "MTPPP_", "TRITON_", "OMP_")
-    return {
-        name: hashlib.sha256(value.encode()).hexdigest()[:12]
-        for name, value in sorted(environment.items())
-        if name.startswith(prefixes)
-    }
+def digest(value: str) -> str:
+    """What stands for the value of a variable, which may be secret."""
+    return hashlib.sha256(value.encode()).hexdigest()[:12]
+
+
+def hashed(environment: Mapping[str, str]) -> dict[str, str]:
+    """All variables by name, each with the digest of its value."""
+    return {name: digest(value) for name, value in sorted(environment.items())}
 
 
 def proofs(spec: EngineSpec) -> Mapping[str, Evidence]:
@@ -122,7 +122,7 @@ def attestation(worker: Any, spec: EngineSpec) -> dict[str, Any]:
         "invariants": watched(spec),
         "evidence": {what: asdict(shown) for what, shown in proofs(spec).items()},
         "at_own_risk": list(spec.at_own_risk),
-        "environment": hashed(dict(os.environ)),
+        "environment": hashed(os.environ),
         "planned_release": spec.release,
     }
 

@@ -12,9 +12,13 @@ from mtppp.hosts.node import File
 from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
 from mtppp.phases.run_directory import SHARED_MEMORY_FILE
+from mtppp.plan.environment import effective
 from mtppp.plan.plan import Plan
+from mtppp_patches.attest import digest
 from mtppp_patches.presence import lacking
 from mtppp_patches.registry import PATCHES
+
+_VALUE = 60  # characters of a variable's value in a message
 
 
 class Attest(WithoutTrace):
@@ -32,7 +36,7 @@ class Attest(WithoutTrace):
             node.write(planned.directory, [File(SHARED_MEMORY_FILE, json.dumps(mapped).encode())])
 
         on_each(range(len(members)), read)
-        found = list(differences(deployment.plan, attested))
+        found = list(differences(deployment.plan, attested, deployment.secrets))
         if found:
             raise MtpppError(
                 "the ranks are not what was planned",
@@ -58,11 +62,14 @@ def _record(host: str, path: str, text: str) -> dict[str, Any]:
     return record
 
 
-def differences(plan: Plan, attested: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def differences(
+    plan: Plan, attested: Sequence[Mapping[str, Any]], secrets: Mapping[str, str]
+) -> Iterator[str]:
     """Where ranks differ from the Plan, one line each.
 
     Args:
         attested: records of ranks; `node` is the index of the node whose run directory held it.
+        secrets: values of the file's secrets; none of them is shown.
     """
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for record in attested:
@@ -116,6 +123,9 @@ def differences(plan: Plan, attested: Sequence[Mapping[str, Any]]) -> Iterator[s
         last = rank.stage == len(plan.stages) - 1
         for name, what in _not_in_place(plan, patches, last_stage=last):
             yield f"rank {rank.rank}: of patch {name} is not in place: {what}"
+        planned_environment = effective(plan.nodes[rank.node].ray.env)
+        for what in _variables(planned_environment, secrets, record.get("environment")):
+            yield f"rank {rank.rank}: {what}"
     for number in sorted(by_rank):
         yield f"rank {number} attested, but is not in the Plan"
 
@@ -133,6 +143,29 @@ def _not_in_place(
             in_place = frozenset((patches[patch.name] or {}).get("targets", ()))
             for what in lacking(patch, plan.vllm, in_place, last_stage=last_stage):
                 yield patch.name, what
+
+
+def _variables(
+    planned: Mapping[str, str], secrets: Mapping[str, str], held: Mapping[str, str] | None
+) -> Iterator[str]:
+    """What of its environment a rank has otherwise than planned.
+
+    Args:
+        held: variables with digests of their values, as the rank has attested.
+    """
+    if held is None:
+        yield "its environment is not attested"
+        return
+    for name, value in sorted({**planned, **secrets}.items()):
+        if held.get(name) == digest(value):
+            continue
+        known = "the value that you have" if name in secrets else _cut(value)
+        found = "has another value" if name in held else "is not set"
+        yield f"variable {name} {found}, planned is {known}"
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= _VALUE else f"{value[:_VALUE]}..."
 
 
 def _names(names: Iterable[str]) -> str:

@@ -22,6 +22,25 @@ NOT_CARRIED_OVER = (
     "VLLM_CONFIG_ROOT",
 )
 
+# Given a value of their own by vLLM or Ray in a worker, whatever was planned: its GPUs, its
+# compiler's caches, libraries in front of those of the file. The file may name them, and a rank is
+# right with another value.
+REWRITTEN = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "NCCL_ASYNC_ERROR_HANDLING",
+        "NCCL_NO_CACHE",
+        "PYTORCH_NVML_BASED_CUDA_CHECK",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TRITON_CACHE_DIR",
+        "UCX_RCACHE_MAX_UNRELEASED",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    }
+)
+
 TOKEN_FILE = "ray-token"  # noqa: S105 - a file name
 CONFIG_ROOT = "vllm-config"
 
@@ -102,3 +121,13 @@ def node_environment(
         planned["VLLM_PP_LAYER_PARTITION"] = ",".join(str(n) for n in layer_partition)
     chosen = {**CPU_HOST, **user} if device == "cpu" else dict(user)
     return {**chosen, **planned}
+
+
+def effective(planned: Mapping[str, str]) -> dict[str, str]:
+    """Of a node's variables, those that each of its ranks must have as planned."""
+    # vLLM puts the network device beside each rank's GPU in front of the values of these.
+    by_rank = {
+        entry.partition(":")[0].strip()
+        for entry in planned.get("VLLM_NIC_SELECTION_VARS", "").split(",")
+    }
+    return {k: v for k, v in planned.items() if k not in REWRITTEN and k not in by_rank}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 from scripted import patches_in_place
 
-from mtppp.phases.attest import differences
+from mtppp.phases import attest
 from mtppp.plan.plan import Plan
+from mtppp_patches.attest import digest, hashed
+
+
+def differences(plan: Plan, records: Sequence[Mapping[str, Any]], **secrets: str) -> Iterator[str]:
+    return attest.differences(plan, records, secrets)
 
 
 @pytest.fixture
@@ -40,6 +45,7 @@ def records_of(plan: Plan) -> list[dict[str, Any]]:
             "plugins": "0123456789abcdef",
             "patches": patches_in_place(plan),
             "displaced": [],
+            "environment": hashed(plan.nodes[rank.node].ray.env),
         }
         for rank in plan.ranks
     ]
@@ -47,7 +53,7 @@ def records_of(plan: Plan) -> list[dict[str, Any]]:
 
 def test_ranks_that_are_as_planned(plan: Plan) -> None:
     assert list(differences(plan, records_of(plan))) == []
-    assert list(differences(plan, reversed(records_of(plan)))) == []  # type: ignore[arg-type]
+    assert list(differences(plan, records_of(plan)[::-1])) == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +137,7 @@ def test_drafts_must_be_relayed_by_each_rank(make_plan: Callable[..., Plan]) -> 
         "displaced",
         "runner_v2",
         "patches",
+        "environment",
     ],
 )
 def test_what_a_rank_does_not_say_is_a_difference(plan: Plan, key: str) -> None:
@@ -149,6 +156,64 @@ def test_all_differences_of_all_ranks_are_told(plan: Plan) -> None:
         "rank 1: layers is 5, planned is 4-5",
         "rank 1 of stage 1 has no drafter",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("NCCL_IB_HCA", "=mlx5_1", "has another value, planned is =mlx5_0"),
+        ("NCCL_IB_HCA", None, "is not set, planned is =mlx5_0"),
+        ("GLOO_SOCKET_IFNAME", "lo", "has another value, planned is eth0"),
+        ("HF_TOKEN", "hf_of_a_colleague", "has another value, planned is the value that you have"),
+        ("HF_TOKEN", None, "is not set, planned is the value that you have"),
+    ],
+)
+def test_a_variable_that_a_rank_has_otherwise(
+    make_plan: Callable[..., Plan], name: str, value: str | None, told: str
+) -> None:
+    runtime = {"vllm": "0.32.0", "python": "/p", "env": {"NCCL_IB_HCA": "=mlx5_0"}}
+    plan = make_plan(runtime=runtime)
+    records = records_of(plan)
+    for record in records:
+        record["environment"]["HF_TOKEN"] = digest("hf_mine")
+    assert list(differences(plan, records, HF_TOKEN="hf_mine")) == []
+    held = records[1]["environment"]
+    held.pop(name) if value is None else held.update({name: digest(value)})
+    assert list(differences(plan, records, HF_TOKEN="hf_mine")) == [
+        f"rank 1: variable {name} {told}"
+    ]
+
+
+def test_a_rank_has_the_environment_of_its_own_node(plan: Plan) -> None:
+    records = records_of(plan)
+    records[1]["environment"] = records[0]["environment"]
+    told = list(differences(plan, records))
+    assert "rank 1: variable VLLM_HOST_IP has another value, planned is 10.0.0.2" in told
+    assert all(line.startswith("rank 1: variable ") for line in told)
+
+
+def test_of_a_long_value_the_beginning_is_told(plan: Plan) -> None:
+    records = records_of(plan)
+    records[0]["environment"]["MTPPP_ENGINE"] = digest("{}")
+    [told] = differences(plan, records)
+    assert told.endswith("...")
+    assert len(told) < 140
+
+
+def test_what_vllm_gives_a_rank_of_its_own_is_no_difference(
+    make_plan: Callable[..., Plan],
+) -> None:
+    env = {
+        "TORCHINDUCTOR_COMPILE_THREADS": "8",
+        "NCCL_IB_HCA": "mlx5_0",
+        "VLLM_GPU_NIC_PCIE_MAPPING": "0000:03:00.0=0000:05:00.0",
+        "VLLM_NIC_SELECTION_VARS": "UCX_NET_DEVICES:1, NCCL_IB_HCA",
+    }
+    plan = make_plan(runtime={"vllm": "0.32.0", "python": "/p", "env": env})
+    records = records_of(plan)
+    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "NCCL_IB_HCA"):
+        records[0]["environment"][name] = digest("its own")
+    assert list(differences(plan, records)) == []
 
 
 def test_ranks_that_are_missing_too_many_or_twice(plan: Plan) -> None:

@@ -25,6 +25,7 @@ from mtppp.phases.ray_cluster import Place, StartRay
 from mtppp.phases.serve import StartServer, WaitUntilReady
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.stop import StopNodes
+from mtppp_patches.attest import hashed
 
 # Dozens of real processes, started and ended one after the other.
 pytestmark = pytest.mark.slow
@@ -359,6 +360,7 @@ def attested(deployment: Deployment) -> list[dict[str, Any]]:
             "plugins": os.path.basename(plan.nodes[rank.node].plugins),  # noqa: PTH119
             "patches": patches_in_place(plan),
             "displaced": [],
+            "environment": hashed(plan.nodes[rank.node].ray.env),
         }
         for rank in plan.ranks
     ]
