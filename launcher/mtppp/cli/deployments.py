@@ -167,9 +167,11 @@ def working_on(target: Deployment, console: Console) -> Iterator[None]:
     try:
         yield
     except Detached:
+        # Its name is known here only from when something of it could run.
         name = target.cluster.name
+        known = name if name in state.known() else target.file
         console.say(
-            f"left as it is: `mtppp status {name}` says what runs, `mtppp stop {name}` ends it,"
+            f"left as it is: `mtppp status {known}` says what runs, `mtppp stop {known}` ends it,"
             f" `mtppp launch {target.file}` goes on"
         )
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from click.shell_completion import CompletionItem, ShellComplete
 from click.testing import CliRunner
 
 from mtppp import state
+from mtppp.cli.deployments import working_on
 from mtppp.cli.main import cli
 from mtppp.cluster import Cluster
+from mtppp.console import Console
 from mtppp.errors import ConfigurationError, ConnectFailed, MtpppError
+from mtppp.phases.deployment import Deployment
+from mtppp.phases.interrupts import Detached
 
 HERE: dict[str, Any] = {
     "name": "here",
@@ -157,3 +162,23 @@ def test_deployments_and_files_complete(in_directory: Path) -> None:
         state.remember(Cluster.model_validate(HERE | {"name": name}), Path("x.yaml"))
     assert completions("status", incomplete="h") == [("plain", "here"), ("file", "h")]
     assert [value for _, value in completions("stop", incomplete="")] == ["here", "other", ""]
+
+
+def test_who_lets_go_is_told_how_to_go_on(
+    in_directory: Path,
+    make_cluster: Callable[..., Cluster],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    target = Deployment(cluster=make_cluster(name="here"), file=Path("here.yaml"), nodes=[])
+
+    def said() -> str:
+        with pytest.raises(Detached), working_on(target, Console()):
+            raise Detached
+        return capsys.readouterr().err
+
+    # Nothing of it could run yet, and by its name no command would find it.
+    by_file = "`mtppp status here.yaml` says what runs, `mtppp stop here.yaml` ends it"
+    assert said() == f"left as it is: {by_file}, `mtppp launch here.yaml` goes on\n"
+    state.remember(target.cluster, target.file)
+    by_name = "`mtppp status here` says what runs, `mtppp stop here` ends it"
+    assert said() == f"left as it is: {by_name}, `mtppp launch here.yaml` goes on\n"
