@@ -172,7 +172,8 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
     """What a record shows: of classes, of engines, or of configurations."""
     for patch, families in record.get("shows", {}).items():
         if families:
-            yield f"{patch}: {', '.join(families)}"
+            engines = "engine of " if record["level"] == "engine" else ""
+            yield f"{patch}: {engines}{', '.join(families)}"
     if "arms" in record:
         arms = [
             name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1

@@ -214,17 +214,36 @@ class CpuSparseAttnIndexer(SparseAttnIndexer):
         slots = step.slot_mapping
         sparse.insert_keys(cache, slots, k[: slots.shape[0]])
         buffer[: hidden_states.shape[0]] = sparse.NONE
-        for request, (start, end) in enumerate(
-            zip(step.starts[:-1].tolist(), step.starts[1:].tolist(), strict=True)
-        ):
-            if start == end:
-                continue
-            keys = sparse.read_keys(cache, step.block_table[request], int(step.lengths[request]))
-            scores = sparse.score(q_quant[start:end], weights[start:end], keys)
-            buffer[start:end] = sparse.select(scores, step.seen(request), self.topk_tokens)
+        choose(step, cache, q_quant, weights, buffer, self.topk_tokens)
         return buffer
 
     forward_cpu = forward_native
+
+
+def choose(
+    step: SparseMetadata,
+    cache: torch.Tensor,
+    queries: torch.Tensor,
+    weights: torch.Tensor,
+    buffer: torch.Tensor,
+    top: int,
+) -> None:
+    """Write the positions that each token of a step attends to into its row of `buffer`.
+
+    Args:
+        cache: [blocks, size, 132] uint8, with the keys of this step.
+        queries: [tokens, heads, 128] float8.
+        weights: [tokens, heads], with the scales of the queries and of the score itself.
+        buffer: [tokens or more, top] int32.
+    """
+    for request, (start, end) in enumerate(
+        zip(step.starts[:-1].tolist(), step.starts[1:].tolist(), strict=True)
+    ):
+        if start == end:
+            continue
+        keys = sparse.read_keys(cache, step.block_table[request], int(step.lengths[request]))
+        scores = sparse.score(queries[start:end], weights[start:end], keys)
+        buffer[start:end] = sparse.select(scores, step.seen(request), top)
 
 
 class CpuIndexerBackend(indexer.DeepseekV32IndexerBackend):

@@ -24,6 +24,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 from class_evidence import verdict  # noqa: E402
 from relay_matrix import CANDIDATES, SCENARIOS, reference_of  # noqa: E402
+from stage_evidence import verdict as verdict_on_stages  # noqa: E402
 
 FILE = Path(module.__file__).with_name("support.json")
 
@@ -87,12 +88,12 @@ def test_a_row_claims_no_more_than_its_record_shows(
     assert record.is_file(), evidence.record
     result = json.loads(record.read_text())
     assert (result["release"], result["date"]) == (release, evidence.date)
-    if evidence.level == "engine":
-        assert key == DECODE
+    if key == DECODE:
+        assert evidence.level == "engine"
         assert result["model_type"] == evidence.on
         assert_engines_were_right(result)
     else:
-        assert (evidence.level, result["level"]) == ("class", "class")
+        assert evidence.level == result["level"]
         assert evidence.on == family.model_type
         assert evidence.on in result["shows"].get(key, [])
 
@@ -127,6 +128,39 @@ def test_what_a_record_of_classes_shows_follows_from_its_figures(file: Path) -> 
     assert file.name == f"{record['release']}-classes.json"
     judged = verdict({key: record["runs"].get(key, []) for key in record["problems"]})
     assert {key: record[key] for key in judged} == judged
+
+
+@pytest.mark.parametrize(
+    "file", sorted(EVIDENCE.glob("*-stages.json")), ids=lambda file: str(file.stem)
+)
+def test_what_a_record_of_stages_shows_follows_from_its_figures(file: Path) -> None:
+    record = json.loads(file.read_text())
+    assert file.name == f"{record['release']}-stages.json"
+    judged = verdict_on_stages(record["runs"])
+    assert {key: record[key] for key in judged} == judged
+
+
+def test_engines_whose_figures_are_off_show_nothing() -> None:
+    """Each figure that decides, once as it must not be."""
+    runs = json.loads((EVIDENCE / "0.32.0-stages.json").read_text())["runs"]
+    shown = set(verdict_on_stages(runs)["shows"])
+    assert shown >= {"stage_boundary"}
+    single, half = "stage_boundary_float32", "stage_boundary_bfloat16"
+    for key, name, change in (
+        (single, "patched", {"gaps": [2e-3]}),
+        (single, "patched", {"ended": True}),
+        (single, "patched", {"hand_overs_unequal": 1}),
+        (single, "patched", {"hand_overs_checked": 0}),
+        (single, "unpatched", {"gaps": [1e-2]}),
+        (single, "unpatched", {"hand_overs_unequal": 0}),
+        (single, "without_stages", {"classes": ["vllm.model_executor.models.deepseek_v2.Model"]}),
+        (half, "patched", {"alone": [0.0]}),
+        (half, "patched_mtp", {"accepted": 0}),
+    ):
+        changed = json.loads(json.dumps(runs))
+        next(run for run in changed[key] if run["name"] == name).update(change)
+        left = set(verdict_on_stages(changed)["shows"])
+        assert shown - left == {"stage_boundary"}, (key, name, change)
 
 
 def test_figures_that_are_off_show_nothing() -> None:

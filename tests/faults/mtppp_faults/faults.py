@@ -37,6 +37,8 @@ FAULTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "grammar_off": {"structured_drafts": ALL},
     # A stage may begin within a group of layers that share indices.
     "index_cut": {"index_share": ALL},
+    # A stage hands over its tensor-parallel ranks' shares instead of their sum.
+    "boundary_off": {"stage_boundary": ALL},
 }
 """Fault -> patch -> attributes that keep vLLM's source."""
 
