@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run `mtppp verify` between real vLLM servers on this machine: sound ones, and faulty on purpose.
 
-    scripts/verify_matrix.py                              all comparisons, about an hour
+    scripts/verify_matrix.py                              all comparisons, about two hours
     scripts/verify_matrix.py --only relay-off,layers-swapped
     scripts/verify_matrix.py --list
 
@@ -31,7 +31,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +48,14 @@ from mtppp.verify.prompts import own_set  # noqa: E402
 from mtppp.verify.run import Settings  # noqa: E402
 from mtppp.verify.servers import Server  # noqa: E402
 from mtppp.verify.session import Outcome, verify  # noqa: E402
-from mtppp.verify.tiers import TIERS  # noqa: E402
+from mtppp.verify.tiers import TIERS, Tier  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 
 MODELS = ROOT / "cluster_configs/models"
 RESULTS = ROOT / "docs/verify-matrix.json"
+SMOKE = TIERS["smoke"]
 START = 600.0  # seconds until a server must be ready
 
 _ENVIRONMENT = {
@@ -110,7 +111,6 @@ class Comparison:
     Attributes:
         allowed: verdicts that are right.
         cause: what a FAIL must name; "" when anything will do.
-        prompts: how many of the tier's; a fault needs fewer than a PASS.
         drafts: what must be said of acceptance; "" when anything will do.
         timeout: seconds for an answer.
     """
@@ -119,7 +119,6 @@ class Comparison:
     candidate: Arm
     allowed: tuple[str, ...]
     cause: str = ""
-    prompts: int = TIERS["smoke"].requests
     baseline: Arm = BASELINE
     drafts: str = ""
     timeout: float = 1200.0
@@ -185,14 +184,12 @@ COMPARISONS: dict[str, Comparison] = {
         dataclasses.replace(_MTP, release="0.29.0", fault="relay_off"),
         ("FAIL",),
         cause="decode or speculation",
-        prompts=64,
     ),
     # The stages disagree on what is sent. Where gloo notices, the engine ends; otherwise it serves.
     "gate-only": Comparison(
         "0.29.0, PP2 with MTP, the gate lifted and nothing else",
         dataclasses.replace(_MTP, release="0.29.0", fault="gate_only"),
         ("INCONCLUSIVE", "FAIL"),
-        prompts=64,
         timeout=120.0,
     ),
     "embedding-on": Comparison(
@@ -280,7 +277,7 @@ def compared(name: str, baseline: str, port: int) -> bool:
     comparison = COMPARISONS[name]
     with serving(comparison.candidate, port) as candidate:
         started = time.monotonic()
-        outcome = compare(candidate, baseline, comparison)
+        outcome = compare(candidate, baseline, SMOKE, timeout=comparison.timeout)
     is_right = as_it_must_be(comparison, outcome)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[name] = {
@@ -288,7 +285,7 @@ def compared(name: str, baseline: str, port: int) -> bool:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "right": is_right,
         "seconds": round(time.monotonic() - started),
-        "requests": comparison.prompts,
+        "requests": SMOKE.requests,
         "report": outcome.lines[: outcome.lines.index("") if "" in outcome.lines else None],
         **{
             key: outcome.result[key]
@@ -310,16 +307,16 @@ def as_it_must_be(comparison: Comparison, outcome: Outcome) -> bool:
     )
 
 
-def compare(candidate: str, baseline: str, comparison: Comparison) -> Outcome:
-    """A verification of the smoke tier, with so many of its prompts."""
+def compare(candidate: str, baseline: str, tier: Tier, *, timeout: float) -> Outcome:
+    """A verification by mtppp's own prompts."""
     with (
         tempfile.TemporaryDirectory(prefix="verify-matrix-") as directory,
         Console().step("verify") as step,
     ):
         return verify(
             Path(directory),
-            Settings(TIERS["smoke"], timeout=comparison.timeout, same_model=True),
-            own_set(comparison.prompts),
+            Settings(tier, timeout=timeout, same_model=True),
+            own_set(tier.requests),
             candidate=Server("candidate", candidate),
             baseline=Server("baseline", baseline),
             about={},
@@ -350,15 +347,38 @@ def serving(arm: Arm, port: int) -> Iterator[str]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server; what it leaves behind is of its session."""
+    """End a server, with its session and the shared memory that it would leave behind."""
+    segments = shared_memory(session(process.pid))
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
     process.wait()
+    for segment in segments:
+        segment.unlink(missing_ok=True)
+
+
+def session(leader: int) -> list[int]:
+    """Processes of a session, by number."""
+    found = []
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(ProcessLookupError):
+            if os.getsid(int(directory.name)) == leader:
+                found.append(int(directory.name))
+    return found
+
+
+def shared_memory(pids: Iterable[int]) -> set[Path]:
+    """Segments that these processes have mapped. vLLM for CPUs never removes those of its ranks."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.split(maxsplit=5)[-1]
+                if path.startswith("/dev/shm/"):
+                    found.add(Path(path.removesuffix(" (deleted)")))
+    return found
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
