@@ -179,6 +179,8 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
             name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
+    if record.get("release") != (base := record.get("compiled_parts", record.get("release"))):
+        yield f"on the compiled parts of {base}: this release has no build for CPUs"
     if releases := record.get("releases"):
         cases = [family for arms in releases.values() for family in arms["patched"].items()]
         passing = {name for name, outcome in cases if outcome == "passes"}

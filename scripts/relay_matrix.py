@@ -2,6 +2,7 @@
 """Show whether MTP over pipeline stages yields the tokens that one stage yields, on one release.
 
     scripts/relay_matrix.py 0.29.0 cluster_configs/models/demo-glm4-moe
+    scripts/relay_matrix.py 0.33.0 MODEL --on 0.32.0    # without a build for CPUs
     scripts/relay_matrix.py 0.29.0 MODEL --candidates pp2-k3 --scenarios aborts,structured
     scripts/relay_matrix.py 0.29.0 MODEL --candidates pp2-k3 --faults relay_off,grammar_off
 
@@ -50,6 +51,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", "tests/faults")]
 
+from class_evidence import python_of  # noqa: E402
 from cpu_engine import engine_environment  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
@@ -173,7 +175,7 @@ def main() -> int:
         help="run on a copy of the model whose MTP layer has no embedding of its own",
     )
     parser.add_argument("--timeout", type=float, default=1800, help="seconds per engine")
-    parser.add_argument("--python", type=Path, help="of an environment with that release")
+    parser.add_argument("--on", metavar="RELEASE", help="whose compiled parts to use")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     wanted = arguments.candidates.split(",")
@@ -183,7 +185,7 @@ def main() -> int:
         for fault in filter(None, arguments.faults.split(","))
         for arm in sound
     ]
-    python = arguments.python or environment(arguments.release)
+    python = python_of(arguments.release, arguments.on)
     with tempfile.TemporaryDirectory(prefix="relay-model-") as directory:
         model = arguments.model.resolve()
         if arguments.shared_embedding:
@@ -195,6 +197,7 @@ def main() -> int:
             python=python,
             scenarios=arguments.scenarios.split(","),
             timeout=arguments.timeout,
+            on=arguments.on,
         )
         result = lab.examine([*sound, *faulty])
     result["shared_embedding"] = arguments.shared_embedding
@@ -206,14 +209,6 @@ def main() -> int:
         say(f"{name}: {'right' if arm['right'] else 'wrong'}")
     say(f"{'as it must be' if result['right'] else 'NOT AS IT MUST BE'}: {output}")
     return 0 if result["right"] else 1
-
-
-def environment(release: str) -> Path:
-    """The python of the environment for `release`, made if need be."""
-    made = subprocess.run(
-        [ROOT / "scripts/environment", release], stdout=subprocess.PIPE, text=True, check=True
-    )
-    return Path(made.stdout.strip())
 
 
 def without_own_embedding(model: Path, copy: Path, python: Path) -> Path:
@@ -233,7 +228,11 @@ def without_own_embedding(model: Path, copy: Path, python: Path) -> Path:
 
 @dataclass(frozen=True)
 class Laboratory:
-    """What all engines of one run have in common."""
+    """What all engines of one run have in common.
+
+    Attributes:
+        on: the release whose compiled parts are used, where this one has no build for CPUs.
+    """
 
     release: str
     model: Path
@@ -241,6 +240,7 @@ class Laboratory:
     python: Path
     scenarios: Sequence[str]
     timeout: float
+    on: str | None = None
 
     @property
     def model_type(self) -> str:
@@ -259,6 +259,7 @@ class Laboratory:
         """Run everything and judge it; the content of the result file."""
         result: dict[str, Any] = {
             "release": self.release,
+            "compiled_parts": self.on or self.release,
             "model": self.model.name,
             "model_type": self.model_type,
             "dtype": self.dtype,

@@ -99,7 +99,8 @@ def examine(arguments: argparse.Namespace, records: Path, *, part: bool) -> int:
         output = records / f"{release}-{model}.json"
         part_of = {name: getattr(arguments, name) for name in ("candidates", "scenarios")}
         options = [f"--{name}={value}" for name, value in part_of.items() if value]
-        options += [f"--dtype={MODELS[model]}", f"--python={python}", f"--output={output}"]
+        options += [f"--dtype={MODELS[model]}", f"--output={output}"]
+        options += [f"--on={arguments.on}"] if arguments.on else []
         succeeds(
             ROOT / "scripts/relay_matrix.py",
             release,
