@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "docs/upstream"
+# That both faults are in 0.29.0 as well, test_stage_boundary and test_index_share show.
+RELEASE = "0.32.0"
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -27,11 +29,10 @@ def printed(python: Path, script: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("release", ["0.29.0", "0.32.0"])
-def test_a_stage_hands_over_shares(vllm_python: Callable[[str], Path], release: str) -> None:
+def test_a_stage_hands_over_shares(vllm_python: Callable[[str], Path]) -> None:
     lines = re.findall(
         r"^(TP.*): relative error (\S+)$",
-        printed(vllm_python(release), "stage_boundary.py"),
+        printed(vllm_python(RELEASE), "stage_boundary.py"),
         re.MULTILINE,
     )
     errors = {layout: float(error) for layout, error in lines}
@@ -40,13 +41,10 @@ def test_a_stage_hands_over_shares(vllm_python: Callable[[str], Path], release: 
     assert max(errors.values()) < 1e-5
 
 
-@pytest.mark.parametrize("release", ["0.29.0", "0.32.0"])
-def test_a_stage_begins_without_an_indexer(
-    vllm_python: Callable[[str], Path], release: str
-) -> None:
+def test_a_stage_begins_without_an_indexer(vllm_python: Callable[[str], Path]) -> None:
     lines = re.findall(
         r"^stages (\d,\d).* error (\S+) in the first step, (\S+) in the second; (\d+) positions",
-        printed(vllm_python(release), "index_share_cut.py"),
+        printed(vllm_python(RELEASE), "index_share_cut.py"),
         re.MULTILINE,
     )
     assert [cut for cut, *_ in lines] == ["6,6", "7,5"]
