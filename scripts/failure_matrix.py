@@ -123,7 +123,7 @@ class Matrix:
             case |= {"as_it_must_be": False, "why": str(error)}
             self.lab.up(len(HOSTS))
             self.mtppp("stop")
-        record(f"{name}, {then}", case)
+        record(RESULTS, f"{name}, {then}", case)
         say(json.dumps(case))
         return bool(case["as_it_must_be"])
 
@@ -174,15 +174,15 @@ def last(said: str) -> list[str]:
     return telling or lines[-1:]
 
 
-def record(name: str, case: dict[str, Any]) -> None:
+def record(path: Path, name: str, case: dict[str, Any]) -> None:
     """Put one case among the results; a run of some leaves the others as they are."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"cases": {}}
-    results["command"] = "scripts/failure_matrix.py"
+    results = json.loads(path.read_text()) if path.exists() else {"cases": {}}
+    results["command"] = f"scripts/{Path(sys.argv[0]).name}"
     results["machine"] = f"{os.cpu_count()} CPUs, {platform.machine()}, vLLM {RELEASE} for CPUs"
     case["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
     case["load"] = round(os.getloadavg()[0], 1)
     results["cases"][name] = case
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    path.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def say(message: str) -> None:
