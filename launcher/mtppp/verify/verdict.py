@@ -280,7 +280,7 @@ def judge(evidence: Evidence) -> Verdict:
         if powers
         else {},
         warnings=tuple(_warnings(outcome, evidence, figures, acceptance)),
-        next_steps=(*steps, *_steps(cause, acceptance)),
+        next_steps=(*steps, *_steps(cause, acceptance, evidence.drafted)),
     )
 
 
@@ -590,10 +590,14 @@ def _warnings(
     return warnings
 
 
-def _steps(cause: str, acceptance: AcceptanceVerdict) -> list[str]:
+def _steps(cause: str, acceptance: AcceptanceVerdict, drafted: Acceptance | None) -> list[str]:
+    undrafted = drafted is not None and not drafted.drafts
     steps = {
-        "decode or speculation": "launch without the section `speculative`, and verify again: if"
-        " it passes, the fault is in drafting; `mtppp patches` tells of known ones",
+        "decode or speculation": "it drafts nothing, so the fault is in decoding: verify with fewer"
+        " stages or another release; `mtppp patches` tells of known ones"
+        if undrafted
+        else "launch without the section `speculative`, and verify again: if it passes, the fault"
+        " is in drafting; `mtppp patches` tells of known ones",
         "weights or forward pass": "compare the weights' files on all nodes; then verify with"
         " another layer_partition, or with tensor parallelism alone",
         "forward pass, and decode or speculation": "first find out about the forward pass: verify"

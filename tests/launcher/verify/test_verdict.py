@@ -244,6 +244,17 @@ def test_directions_tell_the_cause(cand_cand: int, cand_base: int, cause: str) -
     assert verdict([judged(3)] * 40, directions=directions).cause == cause
 
 
+def test_what_drafts_nothing_is_not_to_be_tried_without_drafts() -> None:
+    directions = Directions(*(Direction(1000, n) for n in (100, 90, 0, 0)))
+
+    def step(drafted: Acceptance) -> str:
+        found = verdict([judged(3)] * 40, directions=directions, drafted=drafted)
+        return found.next_steps[0]
+
+    assert "launch without the section `speculative`" in step(Acceptance(100, (80, 60, 40)))
+    assert "it drafts nothing, so the fault is in decoding" in step(Acceptance(0, ()))
+
+
 def test_a_shift_of_all_gaps_is_a_warning() -> None:
     shifted = dataclasses.replace(judged(), gap=0.5)
     found = verdict([shifted] * 300)
