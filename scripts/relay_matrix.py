@@ -44,7 +44,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +240,7 @@ class Laboratory:
     python: Path
     scenarios: Sequence[str]
     timeout: float
-    on: str | None = None
+    on: str | None = field(default=None, kw_only=True)
 
     @property
     def model_type(self) -> str:
