@@ -359,6 +359,8 @@ def index_problems(runs: Sequence[Run]) -> Iterator[str]:
         yield "legal: other tokens than of one process"
     if legal["checks"] < 100 or legal["violations"]:
         yield f"legal: {legal['violations']} of {legal['checks']} choices are of another stage"
+    if legal["reads"]:
+        yield f"legal: reads what is not the request's: {legal['reads']}"
     if legal["canary"] > 1e-3:
         yield f"legal: others' prompts change a request's numbers by {legal['canary']:.3g}"
     if within["tokens"]["first"] == one["tokens"]["first"]:

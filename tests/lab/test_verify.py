@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 # The smoke tier's margins and tests, by less. The whole tier, and the other comparisons, minutes
 # each, are in docs/verify-matrix.json. A PASS takes 300 requests, and has one outlier to spare with
-# these tokens; a relay that is off damages nearly every answer, and half of these would do.
+# these tokens; a relay that is off damages nearly every answer.
 SHORT = replace(SMOKE, tokens=20, sampled=16, alone=4)
 TIERS = {"pp2-mtp": SHORT, "relay-off": replace(SHORT, requests=24, sampled=8)}
 

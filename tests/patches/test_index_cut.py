@@ -45,7 +45,7 @@ def serve(vllm_python: Callable[[str], Path], tmp_path: Path) -> Callable[[Cut],
 def test_only_stages_that_begin_with_an_indexer_serve_what_one_stage_does(
     serve: Callable[[Cut], Outcome],
 ) -> None:
-    """With two tensor-parallel ranks: `scripts/stage_evidence.py`."""
+    """With two tensor-parallel ranks: patches/evidence/0.32.0-stages.json."""
     one = serve(Cut("one")).runs
     assert one is not None
     legal = serve(Cut("legal", 1, 2, LEGAL, invariants="stop"))

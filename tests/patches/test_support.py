@@ -144,7 +144,7 @@ def test_engines_whose_figures_are_off_show_nothing() -> None:
     """Each figure that decides, once as it must not be."""
     runs = json.loads((EVIDENCE / "0.32.0-stages.json").read_text())["runs"]
     shown = set(verdict_on_stages(runs)["shows"])
-    assert shown >= {"stage_boundary"}
+    assert shown == {"stage_boundary", "index_share"}
     single, half = "stage_boundary_float32", "stage_boundary_bfloat16"
     for key, name, change in (
         (single, "patched", {"gaps": [2e-3]}),
@@ -156,11 +156,16 @@ def test_engines_whose_figures_are_off_show_nothing() -> None:
         (single, "without_stages", {"classes": ["vllm.model_executor.models.deepseek_v2.Model"]}),
         (half, "patched", {"alone": [0.0]}),
         (half, "patched_mtp", {"accepted": 0}),
+        ("index_share", "legal", {"violations": 1}),
+        ("index_share", "legal", {"reads": {"others": 1}}),
+        ("index_share", "within", {"reads": {"others": 0}}),
+        ("index_share", "within, refused", {"ended_with": []}),
+        ("index_share", "within, invariant", {"violations": 0}),
     ):
         changed = json.loads(json.dumps(runs))
         next(run for run in changed[key] if run["name"] == name).update(change)
         left = set(verdict_on_stages(changed)["shows"])
-        assert shown - left == {"stage_boundary"}, (key, name, change)
+        assert shown - left == {key.removesuffix("_float32").removesuffix("_bfloat16")}, change
 
 
 def test_figures_that_are_off_show_nothing() -> None:

@@ -16,7 +16,7 @@ def test_a_row_says_which_family_it_was_shown_with() -> None:
     row = output("--vllm", "0.32.0", "--model", "zai-org/GLM-5.2-FP8").split("glm_moe_dsa", 1)[1]
     assert "decode: engine of deepseek_v3, 20" in row
     assert "stage_boundary: engine, 20" in row
-    assert "index_share: class, 20" in row
+    assert "index_share: engine, 20" in row
     assert "the model itself needs GPUs to run" in row
 
 
