@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def audit(deployment: str) -> list[tuple[str, str]]:
 def holders(deployment: str) -> list[int]:
     """Processes that have a lock of a deployment open."""
     found = []
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            path = descriptor.readlink()
-        except OSError:
-            continue
-        if path.parent == ROOT / "locks" and path.name.startswith(f"{deployment}."):
-            found.append(int(descriptor.parts[2]))
+    for directory in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            for descriptor in (directory / "fd").iterdir():
+                with suppress(OSError):  # closed meanwhile
+                    path = descriptor.readlink()
+                    if path.parent == ROOT / "locks" and path.name.startswith(f"{deployment}."):
+                        found.append(int(directory.name))
     return found
 
 
