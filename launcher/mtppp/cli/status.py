@@ -9,6 +9,7 @@ import click
 from mtppp.cli.deployments import connectable, deployment_argument, resolve_launched
 from mtppp.console import folded
 from mtppp.phases.status import DeploymentStatus, ask, in_times
+from mtppp.plan.admission import NOT_PROVEN
 
 SHOWN = 5
 """Violations of invariants that are shown to a person, the latest."""
@@ -60,7 +61,7 @@ def show(status: DeploymentStatus) -> None:
         _tell(f"  one token  {status.seconds_to_token:g} s")
     if status.endpoint and not status.checked:
         _tell("  not checked: no launch has compared its ranks; `mtppp launch` does")
-    if status.evidence:
+    if status.evidence not in ("", NOT_PROVEN):
         _tell(f"  proven by  {status.evidence}")
     _tell_doubts(status)
     for node in status.nodes:

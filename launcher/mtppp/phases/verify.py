@@ -103,7 +103,7 @@ class SelfScore(WithoutTrace):
                 brief_set(GLANCE.requests),
                 candidate=candidate_of(deployment, deployment.plan.endpoint),
                 baseline=None,
-                about=_about(deployment),
+                about=known_of(deployment),
                 progress=step.count,
             )
         except ConfigurationError as error:
@@ -175,8 +175,11 @@ def _tier(deployment: Deployment) -> str:
     return (recorded_tier(stored) if stored else TIERS[SMOKE]).name
 
 
-def _about(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    return {"candidate": {"evidence": deployment.plan.evidence} | identity(deployment)}
+def known_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
+    """For the report: what is known of the candidate besides what its server says."""
+    plan = deployment.plan
+    risk = {"at own risk": " ".join(plan.at_own_risk)} if plan.at_own_risk else {}
+    return {"candidate": {"evidence": plan.evidence} | risk | identity(deployment)}
 
 
 def candidate_of(deployment: Deployment, endpoint: str) -> Server:
@@ -207,7 +210,7 @@ def _verified(deployment: Deployment, step: Step) -> Outcome:
         settings=Settings(tier),
         prompts=own_set(tier.requests),
         candidate=candidate_of(deployment, plan.endpoint),
-        about=_about(deployment),
+        about=known_of(deployment),
         progress=step.count,
     )
     if section.baseline:

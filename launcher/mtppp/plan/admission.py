@@ -9,6 +9,8 @@ from mtppp.errors import Refused
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.support import Evidence, Refusal, admissible
 
+NOT_PROVEN = "not proven"
+
 
 @dataclass(frozen=True, slots=True)
 class Admission:
@@ -29,11 +31,11 @@ class Admission:
     @property
     def evidence(self) -> str:
         """One line, for the Plan and for `status`."""
-        if self.refusals:
-            return "not proven"
         proven = ", ".join(
             f"{what}: {proof.for_family(self.family)}" for what, proof in self.proofs.items()
         )
+        if self.refusals or (self.overridden and not proven):
+            return NOT_PROVEN
         return f"evidence {proven}" if proven else "as vLLM ships it"
 
 

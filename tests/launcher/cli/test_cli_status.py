@@ -48,3 +48,16 @@ def test_stages_that_are_not_compared_are_told(
 ) -> None:
     show(status)
     assert ("no invariants are watched" in capsys.readouterr().out) == told
+
+
+def test_what_goes_ahead_at_ones_own_risk_is_not_called_proven(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show(SERVING)
+    sound = capsys.readouterr().out
+    show(replace(SERVING, evidence="not proven", at_own_risk=("unlisted_family",)))
+    risky = capsys.readouterr().out
+    assert "proven by" in sound
+    assert "proven by" not in risky
+    assert "AT YOUR OWN RISK" not in sound
+    assert "AT YOUR OWN RISK, not proven to be right: unlisted_family" in risky

@@ -33,6 +33,7 @@ from mtppp.phases.reach import reachable_from_here
 from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
+from mtppp.phases.verify import known_of
 from mtppp_patches import gate as gate_module
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -185,6 +186,20 @@ def test_a_report_names_weights_configuration_and_command(
     assert re.fullmatch(r"[0-9a-f]{12} \(1 files, below 1 GiB\)", about["weights"])
     assert about["config"] == find_config(str(demo_directory)).digest[:12]
     assert about["argv"] == shlex.join(launched.plan.server.argv)
+
+
+@pytest.mark.parametrize("risk", [(), ("unlisted_family", "unproven_patch")])
+def test_a_report_says_what_goes_ahead_at_ones_own_risk(
+    launched: Deployment, monkeypatch: pytest.MonkeyPatch, risk: tuple[str, ...]
+) -> None:
+    """That of `mtppp verify`, which asks the nodes, and that of a launch."""
+    status = replace(ask(launched), at_own_risk=risk)
+    monkeypatch.setattr("mtppp.cli.verify_servers.ask", lambda _: status)
+    assert launched.reviewed is not None
+    plan = replace(launched.plan, at_own_risk=risk)
+    launched.reviewed = replace(launched.reviewed, plan=plan)
+    for about in (server_of(launched, "candidate")[1], known_of(launched)["candidate"]):
+        assert about.get("at own risk", "") == " ".join(risk)
 
 
 def test_a_deployment_is_a_baseline_as_well_and_its_layout_is_kept(launched: Deployment) -> None:

@@ -118,6 +118,7 @@ def test_a_risk_that_the_file_spells_out_goes_ahead_and_is_kept(
 ) -> None:
     admission = decide(UNPROVEN, at_own_risk=["unlisted_family"])
     assert [refusal.code for refusal in admission.overridden] == ["unlisted_family"]
+    assert admission.evidence == "not proven"
 
 
 def test_another_risk_does_not_do(decide: Callable[..., Admission]) -> None:
