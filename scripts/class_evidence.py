@@ -34,7 +34,7 @@ sys.path[:0] = [str(ROOT / "patches")]
 
 from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 from mtppp_patches.observations import HANDED_OVER, OWN_INDICES  # noqa: E402
-from mtppp_patches.releases import releases  # noqa: E402
+from mtppp_patches.releases import RELEASES, releases  # noqa: E402
 
 WORLDS = ROOT / "tests/patches"
 PATCHES = ("stage_boundary", "index_share", "drafter_weights")
@@ -104,8 +104,13 @@ def examine(release: str, python: Path, base: str | None = None) -> dict[str, An
 
 
 def families_of(release: str) -> list[str]:
-    """The implementations that vLLM takes in `release` and that leave sums to the next layer."""
-    return [family for family, first in _FIRST.items() if release in releases(first, "0.33.0")]
+    """The implementations that vLLM takes in `release` and that leave sums to the next layer; all
+    of them in a release that is not known yet."""
+    return [
+        family
+        for family, first in _FIRST.items()
+        if release not in RELEASES or release in releases(first, RELEASES[-1])
+    ]
 
 
 def run(python: Path, world: str, *arguments: str) -> list[Run]:

@@ -40,19 +40,21 @@ from mtppp_patches.patch import PatchError, install, vllm_root
 
 RELEASE = __version__.partition("+")[0]
 
-# From 0.29 on, vLLM takes the second for DeepSeek-V3.2 and GLM-5.2 on NVIDIA.
-CLASSES = {
-    "vllm.model_executor.models.deepseek_mtp": "DeepSeekMTP",
-    "vllm.models.deepseek_v32.nvidia.mtp": "DeepseekV32MTP",
-}
+# Module and class, and since when vLLM takes it: the second and third for DeepSeek-V3.2 and GLM-5.2
+# on NVIDIA and on AMD.
+CLASSES = (
+    ("vllm.model_executor.models.deepseek_mtp", "DeepSeekMTP", "0.23.0"),
+    ("vllm.models.deepseek_v32.nvidia.mtp", "DeepseekV32MTP", "0.29.0"),
+    ("vllm.models.deepseek_v32.amd.mtp", "DeepseekV32MTP", "0.31.0"),
+)
 
 
 def main() -> int:
     # A process is patched for one deployment, and groups are made once: each run has its own.
     fork = multiprocessing.get_context("fork")
     failed = False
-    for module, name in CLASSES.items():
-        if RELEASE < "0.29.0" and name == "DeepseekV32MTP":
+    for module, name, since in CLASSES:
+        if since > RELEASE:
             continue
         for patched in (False, True) if RELEASE in PATCH.releases else (False,):
             process = fork.Process(target=run, args=(module, name, patched))

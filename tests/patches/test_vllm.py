@@ -302,7 +302,12 @@ def test_the_drafter_takes_the_models_embedding(vllm_python: Python, release: st
     """With the patch where vLLM lacks it, and as shipped where vLLM does it itself."""
     runs = run(vllm_python(release), "drafter_world.py")
     assert [*drafter_problems(runs)] == []
-    assert {entry["class"].partition(":")[2] for entry in runs} == {"DeepSeekMTP", "DeepseekV32MTP"}
+    on_amd = {"deepseek_v32.amd.mtp:DeepseekV32MTP"} if release == "0.32.0" else set()
+    assert {entry["class"].partition(".models.")[2] for entry in runs} == {
+        "deepseek_mtp:DeepSeekMTP",
+        "deepseek_v32.nvidia.mtp:DeepseekV32MTP",
+        *on_amd,
+    }
     assert {entry["patched"] for entry in runs} == (
         {False, True} if release == "0.29.0" else {False}
     )

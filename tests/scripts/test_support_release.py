@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
+from class_evidence import families_of  # noqa: E402
 from mtppp_patches import support as table  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
 from mtppp_patches.support import parse  # noqa: E402
@@ -50,6 +51,12 @@ def test_the_nearest_family_stands_in_and_the_drafter_is_the_releases() -> None:
     assert glm["0.28.0"]["drafter"] == "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP"
     assert glm["0.29.0"]["drafter"] == "vllm.models.deepseek_v32.nvidia.mtp:DeepseekV32MTP"
     assert "needs GPUs" in glm["0.29.0"]["note"]
+
+
+def test_classes_of_a_release_that_is_new_are_run_as_well() -> None:
+    assert families_of("0.27.1") == []
+    assert families_of("0.30.0") == ["nvidia", "dots3_note"]
+    assert families_of(RELEASES[-1]) == families_of("0.34.0") == ["nvidia", "amd", "dots3_note"]
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
