@@ -30,7 +30,7 @@ from mtppp.plan.plan import Plan  # noqa: E402
 from mtppp_patches.patch import Patch  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
-from mtppp_patches.support import Family, support  # noqa: E402
+from mtppp_patches.support import Family, span, support  # noqa: E402
 
 EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
 
@@ -96,6 +96,12 @@ def json_page() -> str:
         "",
         "A list with `name`, `file`, `model` and `hosts` of each deployment.",
         "",
+        "## mtppp patches --json",
+        "",
+        "`patches`, each with what it replaces and `shown`, its evidence by release; `releases`, a",
+        "verdict with evidence for each release and family; `other_methods`, what speculation of",
+        "other kinds does over stages; `updated`.",
+        "",
     ]
     return "\n".join(lines)
 
@@ -141,6 +147,25 @@ def support_page() -> str:
         "## Patches",
         "",
         *_table(("patch", "releases", "why", "until"), (_patch_row(p) for p in PATCHES)),
+        "",
+        "How far each was shown by itself, release by release. *Read*: the sources that",
+        "it replaces and leans on were read; they are verified before it is put in place.",
+        "",
+        *_table(("patch", *RELEASES), (_levels(p) for p in PATCHES)),
+        "",
+        "## Not shown, and why",
+        "",
+        *_table(("releases", "families", "why"), _not_shown()),
+        "",
+        "## Other speculative methods",
+        "",
+        "What vLLM does with them under pipeline parallelism, by its sources. mtppp refuses them",
+        "all there (`speculative_method`): nothing of theirs has been run.",
+        "",
+        *_table(
+            ("methods", "releases", "what vLLM does"),
+            ((", ".join(row.methods), span(row.releases), row.does) for row in table.other_methods),
+        ),
         "",
         "## Refused",
         "",
@@ -203,6 +228,20 @@ def _evidence(family: Family) -> str:
 def _patch_row(patch: Patch) -> tuple[str, ...]:
     first, last = patch.releases[0], patch.releases[-1]
     return f"`{patch.name}`", f"{first} to {last}", patch.why, patch.fate
+
+
+def _levels(patch: Patch) -> tuple[str, ...]:
+    levels = (
+        support().level_of(patch.name, release)[0] if release in patch.releases else ""
+        for release in RELEASES
+    )
+    return f"`{patch.name}`", *levels
+
+
+def _not_shown() -> Iterator[tuple[str, ...]]:
+    for row in support().not_shown:
+        families = ", ".join(f"`{family}`" for family in row.families) or "all"
+        yield span(row.releases), families, row.why
 
 
 def cluster_page() -> str:

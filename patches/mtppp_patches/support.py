@@ -16,8 +16,9 @@ A family without a row on a release is refused there. With one, a deployment is 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -120,9 +121,47 @@ class OtherMethods:
     last: str
     does: str
 
+    @property
+    def releases(self) -> tuple[str, ...]:
+        return releases(self.first, self.last)
+
     def covers(self, method: str, release: str) -> bool:
         """Whether this is about `method` on `release`."""
-        return method in self.methods and release in releases(self.first, self.last)
+        return method in self.methods and release in self.releases
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How far a patch itself was shown on some releases, whatever the family.
+
+    Attributes:
+        level: "engine": in place, and needed or in nothing's way, in an engine that was right.
+        record: file of results in the repository, with a placeholder for the release.
+    """
+
+    patch: str
+    level: Level
+    releases: tuple[str, ...]
+    record: str
+
+
+@dataclass(frozen=True)
+class NotShown:
+    """What could not be shown, and why.
+
+    Attributes:
+        first, last: releases, both included.
+        families: values of model_type; () means all.
+    """
+
+    first: str
+    last: str
+    families: tuple[str, ...]
+    why: str
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        return releases(self.first, self.last)
 
 
 @dataclass(frozen=True)
@@ -139,6 +178,24 @@ class Support:
     releases: Mapping[str, Mapping[str, Family]]
     refusals: Mapping[str, Refusal]
     other_methods: tuple[OtherMethods, ...] = ()
+    patches: tuple[Shown, ...] = ()
+    not_shown: tuple[NotShown, ...] = ()
+
+    def level_of(self, patch: str, release: str) -> tuple[Level, str]:
+        """How far a patch was shown on one of its releases, and the record; ("read", "") where its
+        sources were only read."""
+        found = [row for row in self.patches if row.patch == patch and release in row.releases]
+        if not found:
+            return "read", ""
+        best = max(found, key=lambda row: get_args(Level).index(row.level))
+        return best.level, best.record.format(release=release)
+
+    def why_not_shown(self, release: str, model_type: str | None) -> str:
+        """Why a family, or every one, has no row on a release; "" where nobody has tried."""
+        for row in self.not_shown:
+            if release in row.releases and (not row.families or model_type in row.families):
+                return row.why
+        return ""
 
 
 @dataclass(frozen=True)
@@ -168,6 +225,22 @@ class Verdict:
     @property
     def way_out(self) -> str:
         return "; ".join(dict.fromkeys(refusal.way_out for refusal in self.refusals))
+
+
+def span(found: Sequence[str]) -> str:
+    """Releases that follow each other, in words: "0.23.0", "0.23.0 to 0.33.0"."""
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def in_spans(shown: Mapping[str, Mapping[str, str]]) -> str:
+    """How far a patch was shown, release by release, in words.
+
+    Args:
+        shown: release -> {"level": ...}, in order.
+    """
+    levels = {release: entry["level"] for release, entry in shown.items()}
+    spans = [(level, [*found]) for level, found in itertools.groupby(levels, key=levels.get)]
+    return ", ".join(f"{level} ({span(found)})" for level, found in spans)
 
 
 @cache
@@ -204,6 +277,12 @@ def parse(text: str) -> Support:
         other_methods=tuple(
             OtherMethods(**row | {"methods": tuple(row["methods"])})
             for row in data["other_methods"]
+        ),
+        patches=tuple(
+            Shown(**row | {"releases": tuple(row["releases"])}) for row in data["patches"]
+        ),
+        not_shown=tuple(
+            NotShown(**row | {"families": tuple(row["families"])}) for row in data["not_shown"]
         ),
     )
 

@@ -15,6 +15,8 @@ import pytest
 from mtppp_patches import support as module
 from mtppp_patches.engine_spec import EngineSpec, Speculative
 from mtppp_patches.fingerprint import fingerprint_file
+from mtppp_patches.observations import SAME_STEP
+from mtppp_patches.registry import PATCHES
 from mtppp_patches.releases import RELEASES
 from mtppp_patches.support import DECODE, Evidence, Family, Support, admissible, parse, support
 
@@ -23,6 +25,7 @@ EVIDENCE = ROOT / "patches/evidence"
 sys.path.append(str(ROOT / "scripts"))
 
 from class_evidence import verdict  # noqa: E402
+from config_gate import as_it_must_be  # noqa: E402
 from relay_matrix import CANDIDATES, SCENARIOS, reference_of  # noqa: E402
 from stage_evidence import verdict as verdict_on_stages  # noqa: E402
 
@@ -96,6 +99,63 @@ def test_a_row_claims_no_more_than_its_record_shows(
         assert evidence.level == result["level"]
         assert evidence.on == family.model_type
         assert evidence.on in result["shows"].get(key, [])
+
+
+def shown_by(record: str, release: str) -> dict[str, str]:
+    """Patch -> level, of what a record shows of a release."""
+    if record.endswith(".py"):
+        text = (ROOT / record).read_text(encoding="utf-8")
+        return {"placement": "engine"} if f'"{release}"' in text else {}
+    result = json.loads((ROOT / record).read_text(encoding="utf-8"))
+    if record.endswith("config-gate.json"):
+        right = as_it_must_be(release, result["releases"][release])
+        return {"config_gate": "config"} if right else {}
+    assert result["release"] == release
+    if "arms" not in result:
+        shown = dict.fromkeys(result["shows"], result["level"])
+        # Each run of these classes was watched, and what is wrong without the patch was noticed.
+        return shown | ({"invariants": "class"} if "stage_boundary" in shown else {})
+    assert_engines_were_right(result)
+    arms = [arm for arm in result["arms"].values() if arm["pipeline"] > 1]
+    everywhere = [
+        {name for name, ranks in arm["attested"].items() if len(ranks) == world(arm)}
+        for arm in arms
+    ]
+    watched = {"invariants"} if all(arm["invariants"]["checks"][SAME_STEP] for arm in arms) else {}
+    return dict.fromkeys(set.intersection(*everywhere) | set(watched), "engine")
+
+
+def world(arm: Mapping[str, Any]) -> int:
+    ranks: int = arm["pipeline"] * arm["tensor"]
+    return ranks
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_of_no_patch_more_is_said_than_its_record_shows(release: str) -> None:
+    for patch in PATCHES:
+        if release not in patch.releases:
+            assert not any(
+                row.patch == patch.name and release in row.releases for row in support().patches
+            )
+            continue
+        level, record = support().level_of(patch.name, release)
+        if record:
+            assert shown_by(record, release)[patch.name] == level, patch.name
+
+
+def test_the_public_reproduction_is_on_record_for_every_release() -> None:
+    releases = json.loads((EVIDENCE / "config-gate.json").read_text())["releases"]
+    assert tuple(releases) == RELEASES
+    for release, results in releases.items():
+        assert as_it_must_be(release, results), release
+        assert results["shipped"].keys() >= {"glm_moe_dsa", "glm4_moe", "deepseek_v3"}
+
+
+def test_what_is_said_not_to_be_shown_has_no_row() -> None:
+    for row in support().not_shown:
+        for release in row.releases:
+            listed = support().releases.get(release, {})
+            assert listed.keys().isdisjoint(row.families or listed), release
 
 
 def assert_engines_were_right(result: dict[str, Any]) -> None:
@@ -315,9 +375,12 @@ def test_going_ahead_at_ones_own_risk() -> None:
     assert [refusal.code for refusal in verdict.at_own_risk] == ["unproven_decode"]
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize(
     ("changes", "code"),
     [({"runner": "v1"}, "v1_runner"), ({"async_scheduling": False}, "sync_scheduling")],
 )
-def test_what_cannot_work_cannot_be_overridden(changes: dict[str, object], code: str) -> None:
-    assert codes(deployment(at_own_risk=(code,), **changes)) == [code]
+def test_what_cannot_work_cannot_be_overridden(
+    release: str, changes: dict[str, object], code: str
+) -> None:
+    assert code in codes(deployment(release=release, at_own_risk=(code,), **changes))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mtppp.cli.patches import command as patches
+
+MODELS = Path(__file__).parents[3] / "cluster_configs/models"
 
 
 def output(*arguments: str) -> str:
@@ -53,3 +56,43 @@ def test_of_one_release_only_what_is_replaced_there() -> None:
     assert later in replaced()
     assert later in replaced("--vllm", "0.29.0")
     assert later not in replaced("--vllm", "0.28.0")
+
+
+def test_of_a_model_only_what_it_may_need() -> None:
+    def named(model: str) -> set[str]:
+        data = json.loads(output("--model", model, "--json"))
+        return {patch["name"] for patch in data["patches"]}
+
+    of_glm_4, of_glm_5 = named(f"{MODELS}/demo-glm4-moe"), named("zai-org/GLM-5.2-FP8")
+    assert {"draft_relay", "index_share", "placement", "invariants"} <= of_glm_4
+    assert of_glm_5 - of_glm_4 == {"drafter_weights", "stage_boundary"}
+
+
+def test_each_patch_says_how_far_it_was_shown_on_each_release() -> None:
+    patches = {row["name"]: row for row in json.loads(output("--json"))["patches"]}
+    for row in patches.values():
+        assert list(row["shown"]) == row["releases"]
+    gate = patches["config_gate"]["shown"]
+    assert (gate["0.23.0"]["level"], gate["0.29.0"]["level"]) == ("config", "engine")
+    said = output("--vllm", "0.26.0")
+    assert "evidence: config (0.26.0)" in said
+    assert "evidence: read (0.26.0)" in said
+
+
+def test_what_could_not_be_shown_says_why() -> None:
+    of_all = " ".join(output("--vllm", "0.26.0").split())
+    assert "0.26.0: vLLM's builds of these releases for CPUs ask for torch 2.11.0+cpu" in of_all
+    model = f"{MODELS}/demo-deepseek-v3"
+    of_one = " ".join(output("--vllm", "0.27.1", "--model", model).split())
+    assert "MLA is not supported on CPU" in of_one
+    assert "MLA" not in output("--vllm", "0.29.0", "--model", model)
+
+
+def test_other_methods_are_told_as_far_as_they_concern_the_release() -> None:
+    rows = json.loads(output("--vllm", "0.29.0", "--json"))["other_methods"]
+    assert all(row["releases"] == ["0.29.0"] for row in rows)
+    [eagle] = [row for row in rows if row["methods"] == ["eagle"]]
+    assert "the first stage embeds zeros" in eagle["does"]
+    assert {"eagle3", "dflash", "dspark", "draft_model"} <= {
+        m for row in rows for m in row["methods"]
+    }
