@@ -436,10 +436,33 @@ def _clear_ray(directory: str, ray_directory: str) -> None:
     _require_own(ray_directory)
     sessions = sorted(glob.glob(os.path.join(ray_directory, "session_2*", "logs")))
     if sessions and os.path.isdir(directory):
-        kept = os.path.join(directory, "ray-logs")
+        kept = os.path.join(directory, RAY_LOGS)
         _remove(kept)
         shutil.move(sessions[-1], kept)
     _remove(ray_directory)
+
+
+def op_set_aside(directory: str, ray_directory: str, names: Sequence[str]) -> dict[str, Any]:
+    """Before a launch: have the logs in a run directory be those of the launch before, so that
+    what is found without that ending is the new one's.
+
+    `LOG` becomes `LOG.before`, and so do Ray's. Where a Ray lives on in `ray_directory`, what its
+    workers wrote that have ended goes there, too.
+    """
+    _require_own(directory)
+    _require_own(ray_directory)
+    for path in [os.path.join(directory, name) for name in (*names, RAY_LOGS)]:
+        _remove(path + OLDER)
+        if os.path.lexists(path):
+            _remove(path + BEFORE)
+            os.replace(path, path + BEFORE)
+    for path in glob.glob(os.path.join(ray_directory, "session_2*", "logs", "worker-*")):
+        writer = _WRITER.search(path)
+        if writer and _start_time(int(writer[1])) is None:
+            kept = os.path.join(directory, RAY_LOGS + BEFORE)
+            os.makedirs(kept, exist_ok=True)
+            shutil.move(path, os.path.join(kept, os.path.basename(path)))
+    return {}
 
 
 def _remove(path: str) -> None:
@@ -466,7 +489,7 @@ def op_start(
     path = os.path.join(directory, log)
     _remove(path + OLDER)
     if os.path.exists(path):
-        os.replace(path, path + ".before")
+        os.replace(path, path + BEFORE)
     with open(path, "ab") as out:
         started = subprocess.Popen(
             argv,
@@ -986,6 +1009,9 @@ def _audit(holder: Mapping[str, Any], outcome: str) -> None:
 LOG_BYTES = 64 << 20
 LOG_PAUSE = 1.0  # seconds between two looks at the sizes
 OLDER = ".1"
+BEFORE = ".before"  # behind the name of a log, or of all of Ray's: those of the launch before
+RAY_LOGS = "ray-logs"
+_WRITER = re.compile(r"-(\d+)\.(?:out|err)[^/]*$")  # the process that a log of Ray's workers is of
 # What vLLM, Ray and torch write at the beginning of a line or behind a process's name.
 _TIMES = re.compile(
     r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (?P<vllm>\d\d-\d\d \d\d:\d\d:\d\d) \["
@@ -1068,7 +1094,7 @@ def op_logs(
     _require_own(directory)
     _require_own(ray_directory)
     workers = glob.glob(os.path.join(ray_directory, "session_2*", "logs", "worker-*"))
-    workers = workers or glob.glob(os.path.join(directory, "ray-logs", "worker-*"))
+    workers = workers or glob.glob(os.path.join(directory, RAY_LOGS, "worker-*"))
     paths = [os.path.join(directory, name) for name in names] + sorted(workers)
     answer: dict[str, Any] = {"logs": [], "positions": {}}
     for path in [path for path in paths if not path.endswith(OLDER)]:

@@ -155,6 +155,12 @@ class Node:
             timeout=60,
         )
 
+    def set_aside(self, directory: str, ray_directory: str, names: Sequence[str]) -> None:
+        """Keep logs in a run directory as those of the launch before, with those of Ray's workers
+        that have ended."""
+        request = {"op": "set_aside", "directory": directory, "ray_directory": ray_directory}
+        self._ask({**request, "names": list(names)}, timeout=60)
+
     def start(
         self,
         *,

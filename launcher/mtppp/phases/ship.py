@@ -27,17 +27,20 @@ class ShipPlugins(Starts):
         token = _token_of(deployment) if deployment.living else secrets.token_hex(32)
         deployment.gate_key = secrets.token_hex(32) if deployment.plan.gate else ""
         state.remember(deployment.cluster, deployment.file)
+        server_log = deployment.plan.server.log
 
         def ship(member: tuple[Node, NodePlan]) -> None:
             node, planned = member
             key = _gate_key(deployment) if planned.index == 0 else []
             if planned.index in deployment.living:
+                node.set_aside(planned.directory, planned.ray_directory, [server_log])
                 noted = node.look(deployment.cluster.name, planned.index)["launch"] or {}
                 launched = _launched_by(noted.get("gpu_memory"))
                 node.write(planned.directory, [launched, *key])
                 return
             # What a crash left: records of processes that ended, attestations, shared memory.
             stop_node(node, planned)
+            node.set_aside(planned.directory, planned.ray_directory, [server_log, planned.ray.log])
             _ship_plugins(deployment, node, planned)
             used = node.gpu_memory()["used"] if deployment.plan.device == "cuda" else None
             node.write(planned.directory, [*_files(deployment, token), _launched_by(used), *key])

@@ -90,6 +90,7 @@ def requests(directory: str) -> dict[str, dict[str, Any]]:
         "exists": {"path": f"{directory}/x"},
         "read": {"pattern": f"{directory}/*", "limit": 10},
         "clear": {"directory": directory, "ray_directory": f"{directory}/r", "names": []},
+        "set_aside": {"directory": directory, "ray_directory": f"{directory}/r", "names": []},
         "start": {"role": "r", "argv": ["true"], "env": {}, "directory": directory, "log": "l"},
         "run": {"argv": ["true"], "env": {}, "directory": directory, "timeout": 5},
         "processes": {"directory": directory},
@@ -229,6 +230,32 @@ def test_clear_removes_what_is_named_and_keeps_logs(run_directory: str) -> None:
     assert not Path(ray).exists()
     assert answer("clear", directory=run_directory, ray_directory=ray, names=known) == {}
     assert names(f"{run_directory}/ray-logs") == ["gcs.out"]
+
+
+def test_logs_are_set_aside_but_those_of_who_still_writes(run_directory: str) -> None:
+    ray, session = f"{run_directory}-ray", "session_2026-11-29_2/logs"
+    write(run_directory, file("server.log", b"2"), file("server.log.1"), file("ray.log"))
+    write(run_directory, file("server.log.before", b"1"), file("ray-logs/worker-a-01-7.out"))
+    ended, lives = f"worker-b-01-{ended_pid()}", f"worker-c-01-{os.getpid()}"
+    write(ray, file(f"{session}/{ended}.err"), file(f"{session}/{ended}.out.1"))
+    write(ray, file(f"{session}/{lives}.out"), file(f"{session}/raylet.out"))
+    for _ in range(2):
+        answer("set_aside", directory=run_directory, ray_directory=ray, names=["server.log"])
+        assert names(run_directory) == ["ray-logs.before", "ray.log", "server.log.before"]
+        assert Path(run_directory, "server.log.before").read_bytes() == b"2"
+        assert names(f"{run_directory}/ray-logs.before") == [
+            "worker-a-01-7.out",
+            f"{ended}.err",
+            f"{ended}.out.1",
+        ]
+        assert names(f"{ray}/{session}") == ["raylet.out", f"{lives}.out"]
+
+
+def ended_pid() -> int:
+    """The number of a process that is no more."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
 
 
 def test_clear_removes_a_link_and_not_what_it_points_to(run_directory: str, tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_ship_removes_what_a_crash_left(deploy: Deploy, step: Step) -> None:
     )
     ShipPlugins().run(deployment, step)
     assert "attest" not in listing(planned.directory)
-    assert "server.log" in listing(planned.directory)
+    assert Path(planned.directory, "server.log.before").read_text() == "kept"
     assert node.processes(planned.directory)["recorded"] == []
 
 
@@ -262,6 +262,29 @@ def test_a_ray_that_ended_is_told_with_its_own_log(deploy: Deploy, step: Step) -
         WaitUntilReady().run(deployment, step)
     assert raised.value.message == "b: Ray ended while the deployment was starting"
     assert raised.value.details == ("b ray: ValueError: ray",)
+
+
+def test_nothing_of_the_launch_before_is_told(
+    deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_LOOK_AT_NODES", 0.05)
+    deployment = deploy()
+    plan = deployment.plan
+    second = replace(plan.nodes[1], ray=running(plan.nodes[1].ray, "raise ValueError('ray')"))
+    change_plan(deployment, nodes=(plan.nodes[0], second), placement=running(plan.placement, SLEEP))
+    error = b"ValueError: of the launch before\n"
+    for node, planned in deployment.members:
+        logs = ("server.log", "server.log.1", "ray.log", "ray-logs/worker-1-0a-7.err")
+        node.write(planned.directory, [File(name, error) for name in logs])
+    ShipPlugins().run(deployment, step)
+    StartRay().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        Place().run(deployment, step)
+    assert raised.value.details == ("b ray: ValueError: ray",)
+    kept = Path(plan.nodes[1].directory)
+    for name in ("server.log", "ray.log", "ray-logs"):
+        held = kept / f"{name}.before"
+        assert (held / "worker-1-0a-7.err" if held.is_dir() else held).read_bytes() == error
 
 
 @pytest.mark.usefixtures("impatient")
