@@ -41,7 +41,7 @@ from lab_driver import CACHE, Lab  # noqa: E402
 from failure_matrix import LONG, RELEASE, a_lab, last, record, say  # noqa: E402
 from mtppp.cluster import load  # noqa: E402
 from mtppp.phases.launch import launch_phases  # noqa: E402
-from mtppp.phases.phase import WithoutTrace  # noqa: E402
+from mtppp.phases.phase import Starts  # noqa: E402
 
 RESULTS = ROOT / "docs/interruption-matrix.json"
 NAME = "cut"
@@ -125,8 +125,8 @@ class Matrix:
         )
         phases = launch_phases(load(self.file).cluster)
         self.steps = [phase.title for phase in phases]
-        leaves = [not isinstance(phase, WithoutTrace) for phase in phases]
-        self.undone = set(self.steps[leaves.index(True) :])
+        starts = [isinstance(phase, Starts) for phase in phases]
+        self.undone = set(self.steps[starts.index(True) :])
         """Steps in which an interruption has something to undo."""
 
     def once(self, step: str) -> None:

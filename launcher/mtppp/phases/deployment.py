@@ -136,6 +136,11 @@ class Deployment:
             raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
 
     @property
+    def makes_environments(self) -> bool:
+        """Whether a managed environment is being made on a node."""
+        return any(maker.runs for maker in self.makers)
+
+    @property
     def plan(self) -> Plan:
         """The Plan; it is a mistake of ours to ask before it was made."""
         assert self.reviewed is not None

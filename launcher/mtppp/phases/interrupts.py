@@ -21,14 +21,13 @@ class Interrupts:
     it is; the next raises Detached.
 
     Attributes:
-        undoes: whether something was begun that an interruption undoes.
         cleaning: whether something is being cleaned up.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], undoes: Callable[[], bool]) -> None:
         self._say = say
+        self._undoes = undoes
         self._count = 0
-        self.undoes = False
         self.cleaning = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -36,16 +35,20 @@ class Interrupts:
         self._count += 1
         if self._count > 1:
             raise Detached
-        if self.undoes:
+        if self._undoes():
             self._say("stopping what was started; interrupt once more to leave it as it is")
         if not self.cleaning:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def interruptible(say: Callable[[str], None]) -> Iterator[Interrupts]:
-    """Handle interruptions inside the block. A signal that is ignored, as under nohup, stays so."""
-    interrupts = Interrupts(say)
+def interruptible(say: Callable[[str], None], undoes: Callable[[], bool]) -> Iterator[Interrupts]:
+    """Handle interruptions inside the block. A signal that is ignored, as under nohup, stays so.
+
+    Args:
+        undoes: whether something was started by now that an interruption stops.
+    """
+    interrupts = Interrupts(say, undoes)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     for number in handled:

@@ -51,13 +51,15 @@ def run_phases(phases: Sequence[Phase], deployment: Deployment, console: Console
     Raises:
         Detached: interrupted while cleaning up; what was not yet cleaned up is left as it is.
     """
-    with interruptible(console.say) if _in_main_thread() else nullcontext() as interrupts:
-        begun: list[Phase] = []
+    begun: list[Phase] = []
+
+    def undoes() -> bool:
+        return any(isinstance(phase, Starts) for phase in begun) or deployment.makes_environments
+
+    with interruptible(console.say, undoes) if _in_main_thread() else nullcontext() as interrupts:
         try:
             for phase in phases:
                 begun.append(phase)
-                if interrupts is not None and not isinstance(phase, WithoutTrace):
-                    interrupts.undoes = True
                 if deployment.adopted and isinstance(phase, Starts):
                     continue
                 with console.step(phase.title) as step:

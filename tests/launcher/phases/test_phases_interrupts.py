@@ -10,21 +10,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 # Two phases; the second acts on two nodes until it is let go by a line on standard input, and so
-# does cleaning up after the first. With "fail" the second fails by itself.
+# does cleaning up after the first. With "fail" the second fails by itself. With "early" nothing was
+# started before it, with "makes" nothing but a managed environment is being made.
 SCRIPT = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from mtppp.console import Console
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import WithoutTrace, on_each, look_at_each, run_phases
+from mtppp.phases.phase import Starts, WithoutTrace, on_each, look_at_each, run_phases
 
 mode = sys.argv[1]
 
 def say(text):
     print(text, flush=True)
 
-class Starts:
+class Begins(Starts):
     title = "starts"
     def run(self, deployment, step):
         say("started")
@@ -32,6 +34,13 @@ class Starts:
         say("cleaning")
         on_each([0], lambda _: sys.stdin.readline())
         say("cleaned")
+
+class Looks:
+    title = "looks"
+    def run(self, deployment, step):
+        pass
+    def clean_up(self, deployment):
+        pass
 
 class Works(WithoutTrace):
     title = "works"
@@ -43,9 +52,11 @@ class Works(WithoutTrace):
             say("got " + sys.stdin.readline().strip())
         (look_at_each if mode == "look" else on_each)([0], work)
 
-phases = [Works()] if mode == "early" else [Starts(), Works()]
+phases = [Looks() if mode in ("early", "makes") else Begins(), Works()]
+makers = [SimpleNamespace(runs=False), SimpleNamespace(runs=True)] if mode == "makes" else []
+deployment = Deployment(cluster=None, file=Path("f"), nodes=[], makers=makers)
 try:
-    run_phases(phases, Deployment(cluster=None, file=Path("f"), nodes=[]), Console())
+    run_phases(phases, deployment, Console())
 except BaseException as error:
     say(f"raised {type(error).__name__}")
 """
@@ -160,3 +171,12 @@ def test_nothing_is_said_of_stopping_before_anything_was_started(start: Start) -
     process.write("end of work")
     process.says("got end of work", "raised KeyboardInterrupt")
     assert STOPPING not in process.end()
+
+
+def test_an_environment_that_is_being_made_is_stopped(start: Start) -> None:
+    process = start("makes")
+    process.says("working")
+    process.send(signal.SIGINT)
+    process.shows(STOPPING)
+    process.write("end of work")
+    process.says("got end of work", "raised KeyboardInterrupt")
