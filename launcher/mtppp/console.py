@@ -47,6 +47,11 @@ def _lines(line: str, width: int) -> list[str]:
     return lines or [line]
 
 
+def _even_if_the_terminal_is_gone() -> suppress:
+    """That must not end what is under way, nor keep it from being cleaned up."""
+    return suppress(OSError)
+
+
 class Step:
     """The step that is running; `note` is shown behind its title.
 
@@ -110,7 +115,8 @@ class Console:
     def _end(self, succeeded: bool | None, step: Step, started: float) -> None:
         mark, colour = _MARKS[succeeded]
         if self._status is not None:
-            self._status.stop()
+            with _even_if_the_terminal_is_gone():
+                self._status.stop()
         seconds = time.monotonic() - started
         self._print(
             f"  [{colour}]{mark}[/] {step.title:<14} {escape(step.note)}"
@@ -118,8 +124,7 @@ class Console:
         )
 
     def _print(self, text: str) -> None:
-        # A terminal that is gone must not keep anything from being cleaned up.
-        with suppress(OSError):
+        with _even_if_the_terminal_is_gone():
             self._rich.print(self._folded(Text.from_markup(text, emoji=False)))
 
     def _folded(self, text: Text) -> Text:

@@ -41,6 +41,21 @@ from mtppp.console import Console
 with Console().step("self-score") as step:
     step.count("greedy answers", 3, 40)
 """
+OUTLIVES = """
+import sys
+from mtppp.console import Console
+console = Console()
+with console.step("a") as step:
+    if sys.argv[1] == "within":
+        sys.stdin.readline()
+    step.progress("it goes on")
+if sys.argv[1] == "between":
+    sys.stdin.readline()
+with console.step("b") as step:
+    step.progress("and on")
+console.say("to its end")
+print("done")
+"""
 LONGEST = "/var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log"
 
 
@@ -100,3 +115,21 @@ def test_without_a_terminal_what_is_counted_is_said_at_each_quarter(
 
 def test_on_a_terminal_each_one_is_counted() -> None:
     assert "greedy answers: 3 of 40" in shown(80, COUNTING)
+
+
+@pytest.mark.parametrize("when", ["within", "between"])
+def test_a_terminal_that_is_gone_ends_nothing(when: str) -> None:
+    here, there = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OUTLIVES, when],
+        env={**os.environ, "TERM": "xterm"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=there,
+        text=True,
+    )
+    os.close(there)
+    os.read(here, 1)
+    os.close(here)
+    assert process.communicate("it is gone\n", timeout=60) == ("done\n", None)
+    assert process.returncode == 0

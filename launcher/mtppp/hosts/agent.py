@@ -799,11 +799,13 @@ def _variable(pid: int, name: str) -> str | None:
 
 
 def _command(pid: int) -> str:
+    """The command line of a process, as one line of what can be printed."""
     try:
         with open("/proc/%d/cmdline" % pid, "rb") as f:
-            return f.read().replace(b"\0", b" ").decode("utf-8", "replace").strip()[:200]
+            text = f.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]
 
 
 def _shared_memory(pids: Iterable[int]) -> list[str]:

@@ -31,6 +31,9 @@ _STEP_TIMEOUT = 30.0
 _SEND_BYTES = 1 << 15
 _CLOSE_PATIENCE = 1.0
 _FULL_PAUSE = 0.005
+# What a network says of an address at which nobody answers.
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH)
+_HINT_UNREACHABLE = "Is the host up, is that its address, and does a route lead there?"
 PROHIBITED = 1  # RFC 4254, 5.1: a channel was refused by policy
 
 # Everything that goes wrong ends in an exception here; without a handler, logging would print
@@ -452,7 +455,8 @@ def _open_directly(step: _Step) -> socket.socket:
             hint="Is the host up, and does a firewall let the port through?",
         ) from error
     except OSError as error:
-        raise step.failed(f"cannot connect: {error.strerror or error}") from error
+        hint = _HINT_UNREACHABLE if error.errno in _UNREACHABLE else ""
+        raise step.failed(f"cannot connect: {error.strerror or error}", hint=hint) from error
     # Requests are small and wait for their answers: never hold one back to fill a packet.
     opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return opened

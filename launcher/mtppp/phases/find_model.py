@@ -69,7 +69,8 @@ def read_model(deployment: Deployment, step: Step) -> None:
         step.note = f"{deployment.cluster.model.id}: to be read on the nodes"
         return
     take(deployment, config)
-    step.note = f"{deployment.cluster.model.id} ({config.origin})"
+    own = config.origin == f"file {model.id}/config.json"
+    step.note = f"{model.id} ({'its config.json' if own else config.origin})"
 
 
 def take(deployment: Deployment, config: ModelConfig) -> None:

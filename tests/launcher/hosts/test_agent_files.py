@@ -316,6 +316,21 @@ def test_a_listener_on_every_address_takes_the_port() -> None:
     assert facts["model_config"] is None
 
 
+def test_who_has_a_port_is_told_in_one_line_that_can_be_printed() -> None:
+    script = (
+        "import socket\nimport sys\ns = socket.create_server(('127.0.0.1', 0))\n"
+        "print(s.getsockname()[1], flush=True); sys.stdin.read()  # \x1b[31m"
+    )
+    argv = [sys.executable, "-c", script]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        [[_, holder]] = answer("listeners", address="127.0.0.1", ports=[port])["taken"]
+        server.kill()
+    assert holder.startswith(f"pid {server.pid}: ")
+    assert holder.isprintable()
+
+
 def test_a_port_of_a_deployment_is_told_by_its_name() -> None:
     listen = "import socket; s = socket.create_server(('127.0.1.7', 0)); print(s.getsockname()[1])"
     serving = subprocess.Popen(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shlex
 import socket
 import subprocess
@@ -284,6 +286,19 @@ def test_connection_refused() -> None:
     port = free_port()
     error = failure(SshTarget(LOOPBACK, port=port))
     assert f"{LOOPBACK}: port {port}: connection refused" in error.message
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH])
+def test_an_address_that_no_host_has(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the network of a host that is down says: none of these tests' own is without it."""
+
+    def unreachable(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    error = failure(SshTarget(LOOPBACK))
+    assert error.message.endswith(f"port 22: cannot connect: {os.strerror(number)}")
+    assert error.hint == "Is the host up, is that its address, and does a route lead there?"
 
 
 def test_connection_timeout() -> None:

@@ -227,7 +227,7 @@ def test_the_model_is_decided_on_before_any_host_is_touched(
     FindModel().run(deployment, step)
     assert deployment.model is not None
     assert deployment.model.model_type == "glm4_moe"
-    assert step.note == f"{demo_directory} (file {demo_directory}/config.json)"
+    assert step.note == f"{demo_directory} (its config.json)"
 
 
 def test_a_model_that_only_nodes_have_is_left_for_later(
