@@ -185,7 +185,7 @@ def relay_command(directory: Path, rate: float = float("inf")) -> str:
 
 
 class Relay:
-    """A TCP relay to a port of this machine that can be slow, and be cut.
+    """A TCP relay to a port, by default of this machine, that can be slow, and be cut.
 
     Attributes:
         delay: seconds by which everything is late.
@@ -193,11 +193,13 @@ class Relay:
         cut: whether nothing passes any more, in either direction.
     """
 
-    def __init__(self, target_port: int, *, rate: float | None = None) -> None:
+    def __init__(
+        self, target_port: int, *, address: str = LOOPBACK, rate: float | None = None
+    ) -> None:
         self.delay = 0.0
         self.rate = rate
         self.cut = False
-        self._target_port = target_port
+        self._target = (address, target_port)
         self._stopped = threading.Event()
         self._listener = socket.socket()
         if rate is not None:
@@ -220,7 +222,7 @@ class Relay:
         while not self._stopped.is_set():
             with contextlib.suppress(TimeoutError):
                 near, _ = self._listener.accept()
-                far = socket.create_connection((LOOPBACK, self._target_port))
+                far = socket.create_connection(self._target)
                 for source, sink in ((near, far), (far, near)):
                     passing.append(threading.Thread(target=self._pass, args=(source, sink)))
                     passing[-1].start()
