@@ -92,4 +92,6 @@ def _way_out(status: DeploymentStatus, file: Path) -> str:
         return "verify needs the key that it was launched with"
     if status.state == "unknown":
         return "see that its hosts can be reached, then verify again"
+    if status.state in ("starting", "stopping") and any(node.doing for node in status.nodes):
+        return "wait until that has ended, then verify again"
     return f"launch it first: mtppp launch {file}"

@@ -19,6 +19,7 @@ import pytest
 
 from mtppp import state
 from mtppp.cli import status as status_command
+from mtppp.cli.verify_servers import server_of
 from mtppp.console import Console, Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import ConnectFailed, Inconclusive, MtpppError
@@ -335,6 +336,10 @@ def test_who_works_on_it_is_told(launched: Callable[..., Deployment]) -> None:
     told_state, explanation = told(deployment)
     assert told_state == "starting"
     assert explanation.startswith(f"{name} is being launched by ")
+    said = rf"^{name} is starting: {name} is being launched by .* since \d{{4}}-"
+    with pytest.raises(MtpppError, match=said) as raised:
+        server_of(deployment, "candidate")
+    assert raised.value.hint == "wait until that has ended, then verify again"
     other.unlock("done")
 
 
