@@ -29,11 +29,15 @@ def folded(line: str) -> str:
     """A line for standard output, folded where that is a terminal."""
     if not sys.stdout.isatty():
         return line
-    return "\n".join(_lines(line, shutil.get_terminal_size().columns))
+    width = shutil.get_terminal_size().columns
+    return "\n".join(part for whole in line.split("\n") for part in _lines(whole, width))
 
 
 def _lines(line: str, width: int) -> list[str]:
-    """What a line becomes within a width; a word that is longer stays whole, to be copied."""
+    """What a line becomes within a width. What is to be copied stays whole: a word that is longer,
+    and a command on a line of its own, which begins with "$ "."""
+    if line.lstrip(" │").startswith("$ "):
+        return [line]
     indent = " " * (len(line) - len(line.lstrip()) + 2)
     lines = textwrap.wrap(
         line,

@@ -15,12 +15,19 @@ import pytest
 
 from mtppp.console import Console
 
-SCRIPT = """
+COMMAND = "$ echo 'n1 ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFt2APg+EzCRZUE6bVBdp' >> known_hosts"
+SCRIPT = f"""
+COMMAND = {COMMAND!r}
 from mtppp.console import Console
 from mtppp.errors import MtpppError
 console = Console()
 with console.step("running") as step:
     step.note = "server on n1 has ended; rank 1 on n2 has ended; brought back: the server"
+console.error(MtpppError(
+    "n1: unknown host key",
+    details=["  hint: compare it first. Then:", COMMAND],
+    hint="compare it first. Then:\\n" + COMMAND,
+))
 console.error(MtpppError(
     "n1: port 8000 is taken [by deployment demo]; set serve.port to a free one",
     details=["(EngineCore pid=7) ERROR 11-29 14:31:01 [core.py:15] RuntimeError: it failed"],
@@ -31,6 +38,8 @@ print(folded("  n1: ray up, server up, launched by ann@desk at 2026-11-29T21:30:
 """
 WORDS = (
     "✓ running server on n1 has ended; rank 1 on n2 has ended; brought back: the server (0.0 s)"
+    f" error: n1: unknown host key │ hint: compare it first. Then: │ {COMMAND}"
+    f" hint: compare it first. Then: {COMMAND}"
     " error: n1: port 8000 is taken [by deployment demo]; set serve.port to a free one"
     " │ (EngineCore pid=7) ERROR 11-29 14:31:01 [core.py:15] RuntimeError: it failed"
     " hint: the log is /var/tmp/mtppp-1000/demo/0/server-of-a-very-long-name.log there"
@@ -87,7 +96,8 @@ def test_lines_are_folded_between_words(columns: int) -> None:
     text = shown(columns)
     assert text.split() == WORDS.split()
     too_long = [line for line in text.splitlines() if len(line) > columns]
-    assert all(LONGEST in line for line in too_long), text
+    assert all(LONGEST in line or COMMAND in line for line in too_long), text
+    assert [line.lstrip(" │") for line in text.splitlines() if "$" in line] == [COMMAND] * 2
 
 
 def test_without_a_terminal_lines_stay_whole() -> None:
@@ -95,7 +105,7 @@ def test_without_a_terminal_lines_stay_whole() -> None:
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
     lines = re.sub(r"\(\d+\.\d", "(0.0", done.stderr + done.stdout).splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 10
     assert " ".join(lines).split() == WORDS.split()
 
 

@@ -578,7 +578,7 @@ def _check_host_key(
         raise step.failed(
             "THE HOST KEY HAS CHANGED. Someone may be intercepting the connection, "
             "or the host was installed anew.",
-            hint=f"{compare} If the host is the right one: {' && '.join([*forget, add])}",
+            hint=f"{compare} If the host is the right one:\n$ {' && '.join([*forget, add])}",
             details=[f"presented: {presented}", *map(_shown_known_key, lines)],
         )
     authority = (
@@ -587,7 +587,7 @@ def _check_host_key(
         else []
     )
     raise step.failed(
-        f"unknown host key {presented}", hint=f"{compare} Then: {add}", details=authority
+        f"unknown host key {presented}", hint=f"{compare} Then:\n$ {add}", details=authority
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtppp.console import Step
 from mtppp.errors import MtpppError
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.phase import WithoutTrace, look_at_each
+from mtppp.phases.phase import WithoutTrace, look_at_each, with_hints
 
 
 class Connect(WithoutTrace):
@@ -31,7 +31,7 @@ class ConnectToSome(WithoutTrace):
         look_at_each(range(len(deployment.nodes)), connect)
         if not deployment.reached:
             first, *others = (error for _, error in sorted(deployment.unreachable.items()))
-            first.details = (*first.details, *(f"also {other.message}" for other in others))
+            first.details = (*first.details, *with_hints(others, known=first.hint))
             raise first
         step.note = ", ".join(
             node.host + (" CANNOT BE REACHED" if index in deployment.unreachable else "")

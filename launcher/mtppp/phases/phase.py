@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Protocol, TypeVar
 
@@ -115,7 +115,8 @@ def on_each(items: Iterable[T], action: Callable[[T], None]) -> None:
     When interrupted, what is under way is waited for: it must not happen after it was undone.
 
     Raises:
-        MtpppError: of the first item in order; the others' messages are among its details.
+        MtpppError: of the first item in order; among its details are the others' messages, and what
+            to do about them where that is something else.
     """
     actions = _Actions(items, action)
     try:
@@ -187,6 +188,14 @@ class _Actions:
             if not isinstance(error, MtpppError):
                 raise error
         if known:
-            first = known[0]
-            first.details = (*first.details, *(f"also {error.message}" for error in known[1:]))
+            first, *others = known
+            first.details = (*first.details, *with_hints(others, known=first.hint))
             raise first
+
+
+def with_hints(errors: Iterable[MtpppError], *, known: str) -> Iterator[str]:
+    """Further errors, for the details of one whose hint is `known`."""
+    for error in errors:
+        yield f"also {error.message}"
+        if error.hint not in ("", known):
+            yield from f"  hint: {error.hint}".splitlines()

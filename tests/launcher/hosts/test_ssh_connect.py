@@ -143,7 +143,7 @@ def test_unknown_host_key_says_how_to_add_it(sshd: Sshd, tmp_path: Path) -> None
     error = failure(target)
     fingerprint = key_fingerprint(sshd.host_keys["ed25519"])
     assert f"unknown host key ssh-ed25519 {fingerprint}" in error.message
-    command = error.hint.partition("Then: ")[2]
+    command = error.hint.partition("Then:\n$ ")[2]
     subprocess.run(["sh", "-c", command], check=True, stderr=subprocess.DEVNULL)
     with contextlib.closing(SshTransport(target)) as transport:
         transport.connect()
@@ -160,7 +160,7 @@ def test_changed_host_key_is_loud(sshd: Sshd, tmp_path: Path) -> None:
         f"presented: ssh-ed25519 {key_fingerprint(sshd.host_keys['ed25519'])}",
         f"recorded:  ssh-ed25519 {key_fingerprint(other)} ({known_hosts}:2)",
     )
-    command = error.hint.partition("the right one: ")[2]
+    command = error.hint.partition("the right one:\n$ ")[2]
     subprocess.run(["sh", "-c", command], check=True, capture_output=True)
     assert works(sshd, known_hosts=known_hosts)
 
@@ -208,7 +208,7 @@ def test_host_key_alias(sshd: Sshd, tmp_path: Path) -> None:
     config.write_text("Host *\n HostKeyAlias node-a\n")
     known_hosts = tmp_path / "known_hosts"
     target = sshd.target(config_file=config, known_hosts=known_hosts)
-    command = failure(target).hint.partition("Then: ")[2]
+    command = failure(target).hint.partition("Then:\n$ ")[2]
     subprocess.run(["sh", "-c", command], check=True)
     assert known_hosts.read_text() == sshd.known_line(name="node-a")
     assert works(sshd, config_file=config, known_hosts=known_hosts)
@@ -384,7 +384,7 @@ def test_jump_host_keys_are_checked(start_sshd: StartSshd, sshd: Sshd, tmp_path:
     error = failure(target)
     assert error.message.startswith(f"{LOOPBACK}: port {sshd.port}: unknown host key")
     # The target may be out of reach of ssh-keyscan, so its key itself is in the command.
-    command = error.hint.partition("Then: ")[2]
+    command = error.hint.partition("Then:\n$ ")[2]
     assert shlex.split(command)[0] == "echo"
     subprocess.run(["sh", "-c", command], check=True)
     with contextlib.closing(SshTransport(target)) as transport:

@@ -149,7 +149,20 @@ def test_on_each_raises_the_first_in_order_with_the_others_among_its_details() -
         on_each([1, 2, 3], act)
     assert raised.value.message == "error 1"
     assert raised.value.hint == "hint 1"
-    assert raised.value.details == ("detail 1", "also error 3")
+    assert raised.value.details == ("detail 1", "also error 3", "  hint: hint 3")
+
+
+def test_on_each_gives_the_same_hint_once() -> None:
+    def act(item: int) -> None:
+        raise MtpppError(f"error {item}", hint=hints[item])
+
+    hints = ["look there", "look there", "", "type this:\n$ ls"]
+    with pytest.raises(MtpppError) as raised:
+        on_each(range(4), act)
+    assert raised.value.details == (
+        *("also error 1", "also error 2", "also error 3"),
+        *("  hint: type this:", "$ ls"),
+    )
 
 
 def test_on_each_hides_no_mistake_of_ours() -> None:
