@@ -135,7 +135,7 @@ class Shown:
     """How far a patch itself was shown on some releases, whatever the family.
 
     Attributes:
-        level: "engine": in place, and needed or in nothing's way, in an engine that was right.
+        level: "engine": it was in place on every rank of engines whose tokens were right.
         record: file of results in the repository, with a placeholder for the release.
     """
 
