@@ -71,6 +71,7 @@ def main() -> int:
     )
     parser.add_argument("release")
     parser.add_argument("--only", choices=EXPERIMENTS, help="run one, keep the record's others")
+    parser.add_argument("--on", metavar="RELEASE", help="whose compiled parts to use")
     parser.add_argument("--directory", type=Path, help="where engines leave their logs")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -78,7 +79,7 @@ def main() -> int:
     directory = arguments.directory or Path(tempfile.mkdtemp(prefix="stages-"))
     kept = arguments.only and output.exists()
     runs = json.loads(output.read_text(encoding="utf-8"))["runs"] if kept else {}
-    python = python_of(arguments.release, None)
+    python = python_of(arguments.release, arguments.on)
     for name in [arguments.only] if arguments.only else EXPERIMENTS:
         runs[name] = EXPERIMENTS[name](python, arguments.release, directory / name)
         output.write_text(text_of(record_of(arguments.release, runs)), encoding="utf-8")

@@ -10,13 +10,14 @@
 3. Runs the release's model classes in process groups (`class_evidence.py`).
 4. Runs each demo model over stages against one stage (`relay_matrix.py`), with the patches that
    are for this release; a release that no patch names runs as it ships.
+5. Runs both faults of GLM-5.2's stages in engines (`stage_evidence.py`).
 
 Says on stderr what it found; the rows are JSON on stdout, and the records they cite are written to
 patches/evidence. With --models, --candidates or --scenarios a part is run: its records go to a
 temporary directory, and a part proposes no row.
 
 Changes no source: whoever adds the release reads first what has changed, names it in `releases.py`
-and in the patches, and records fingerprints with `fingerprint_sources.py`. An hour on two CPU
+and in the patches, and records fingerprints with `fingerprint_sources.py`. Two hours on two CPU
 cores. Exit status: 0 all that was run is right, 1 otherwise.
 """
 
@@ -40,9 +41,13 @@ from mtppp_patches.fingerprint import SourceNotFoundError, fingerprint  # noqa: 
 from mtppp_patches.patch import known_fingerprints  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
-from mtppp_patches.support import DECODE, Evidence, must_be_proven  # noqa: E402
+from mtppp_patches.support import DECODE, Evidence, Level, must_be_proven  # noqa: E402
 
-MODELS = {"demo-glm4-moe": "float32", "demo-deepseek-v3": "float32"}
+MODELS = {
+    "demo-glm4-moe": "float32",
+    "demo-deepseek-v3": "float32",
+    "demo-glm-moe-dsa": "float32",
+}
 """Demo models, and the precision in which each is run."""
 
 DEEPSEEK_MTP = "vllm.model_executor.models.deepseek_mtp:DeepSeekMTP"
@@ -56,7 +61,10 @@ DRAFTERS = {
 """The families that rows are proposed for, and the drafter's class from a release on."""
 
 NEAREST = {"deepseek_v32": "deepseek_v3", "glm_moe_dsa": "deepseek_v3"}
-"""What decodes most like a family that needs GPUs, of those that run without."""
+"""Families that vLLM runs on GPUs alone, and what decodes most like them of those it does not."""
+
+KINDS: Mapping[Level, str] = {"class": "classes", "engine": "stages"}
+"""What the record of patches beyond decoding is called, by how they were shown."""
 
 
 def main() -> int:
@@ -115,43 +123,72 @@ def examine(arguments: argparse.Namespace, records: Path, *, part: bool) -> int:
     right = right and len(engines) > 0 and all(engine["right"] for engine in engines)
     if part:
         say("a part was run: it proposes no row")
-    else:
-        print(json.dumps({release: proposal(release, classes, engines)}, indent=1))
-    return 0 if right else 1
+        return 0 if right else 1
+
+    output = records / f"{release}-stages.json"
+    options = [f"--on={arguments.on}"] if arguments.on else []
+    stages_right = succeeds(ROOT / "scripts/stage_evidence.py", release, *options)
+    say(f"stages: {'as they must be' if stages_right else 'WRONG'}")
+    stages = json.loads(output.read_text(encoding="utf-8")) if output.exists() else None
+    print(json.dumps({release: proposal(release, classes, engines, stages)}, indent=1))
+    return 0 if right and stages_right else 1
 
 
 def proposal(
-    release: str, classes: Mapping[str, Any], engines: Sequence[Mapping[str, Any]]
+    release: str,
+    classes: Mapping[str, Any],
+    engines: Sequence[Mapping[str, Any]],
+    stages: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The rows of a release, from what was recorded of it. Pure.
 
-    A family that no CPU runs decodes as another does, on the same path; what else it needs of the
-    patches is in `classes`.
+    A family that vLLM runs on GPUs alone, and that no engine ran, decodes as another does, on the
+    same path; what else it needs of the patches is in `classes` and, shown in engines, `stages`.
     """
-    ran = {engine["model_type"]: engine for engine in engines}
+    ran = {engine["model_type"]: engine for engine in engines if could_run(engine)}
     rows: dict[str, dict[str, Any]] = {}
     for model_type in DRAFTERS:
-        engine = ran.get(model_type) or stand_in(model_type, ran)
+        engine = ran.get(model_type)
+        if engine is None and model_type in NEAREST:
+            engine = stand_in(model_type, ran)
         if engine is None:
             continue
         record = f"patches/evidence/{release}-{engine['model']}.json"
         evidence = {DECODE: Evidence("engine", engine["model_type"], engine["date"], record)}
-        record = f"patches/evidence/{release}-classes.json"
-        for patch, families in classes["shows"].items():
-            if model_type in families and must_be_proven(patch, model_type):
-                evidence[patch] = Evidence("class", model_type, classes["date"], record)
+        # What an engine showed takes the place of what its classes did.
+        for level, shown in (("class", classes), ("engine", stages or {"shows": {}})):
+            record = f"patches/evidence/{release}-{KINDS[level]}.json"
+            for patch, families in shown["shows"].items():
+                if model_type in families and must_be_proven(patch, model_type):
+                    evidence[patch] = Evidence(level, model_type, shown["date"], record)
         patched = any(p.scope == "decode" and release in p.releases for p in PATCHES)
         rows[model_type] = {
             "drafter": drafter_of(model_type, release),
             "decode": "broken" if not engine["right"] else "patched" if patched else "native",
             "evidence": {key: asdict(item) for key, item in evidence.items()},
         }
-        if engine["model_type"] != model_type:
-            rows[model_type]["note"] = (
-                "the model itself needs GPUs to run: shown are its classes, and decoding with "
-                "another model"
-            )
+        if remarks := list(_remarks(release, model_type, engine)):
+            rows[model_type]["note"] = "; ".join(remarks)
     return rows
+
+
+def _remarks(release: str, model_type: str, engine: Mapping[str, Any]) -> Iterator[str]:
+    """In what the engine that ran was not the one that will serve."""
+    if engine["model_type"] != model_type:
+        yield (
+            "the model itself needs GPUs to run: shown are its classes, and decoding with another "
+            "model"
+        )
+    elif model_type in NEAREST:
+        yield "its sparse attention ran in plain torch, vLLM having none for CPUs"
+    compiled = engine.get("compiled_parts", release)
+    if compiled != release:
+        yield f"{release} has no build for CPUs: its own Python ran on {compiled}'s compiled parts"
+
+
+def could_run(engine: Mapping[str, Any]) -> bool:
+    """Whether the references ran, without stages: else the host is not one for this family."""
+    return not any("failed" in arm for arm in engine["arms"].values() if arm["pipeline"] == 1)
 
 
 def stand_in(model_type: str, ran: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:

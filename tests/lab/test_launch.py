@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 NEAR_TIE = 0.5
 """Nats. Two layouts add up in different orders; tokens this close may change places."""
 SCORED_PROMPTS = 50
-TOKENS = 40
+TOKENS = 24
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ llm = LLM(
 )
 chat = [[{"role": "user", "content": p["text"]}] for p in prompts if p["kind"] == "chat"]
 text = [p["text"] for p in prompts if p["kind"] == "completion"]
-greedy = SamplingParams(temperature=0, max_tokens=24)
+greedy = SamplingParams(temperature=0, max_tokens=12)
 answers = llm.chat(chat, greedy, use_tqdm=False) + llm.generate(text, greedy, use_tqdm=False)
 counters = {metric.name: metric for metric in llm.get_metrics()}
 json.dump({

@@ -5,42 +5,64 @@ Minutes on two CPU cores; what all releases and conditions give is in patches/ev
 
 from __future__ import annotations
 
-import json
-import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from relay_matrix import (  # noqa: E402
+    NEAR_TIE,
+    Arm,
+    Laboratory,
+    judge,
+    reference_of,
+)
+
+RELEASE = "0.29.0"
+DTYPE = "float32"
+SOUND = Arm("pp2-k3", 2, 3)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
-def test_the_relay_is_right_and_its_absence_is_found(tmp_path: Path) -> None:
-    output = tmp_path / "result.json"
-    subprocess.run(
-        [
-            ROOT / "scripts/relay_matrix.py",
-            "0.29.0",
-            ROOT / "cluster_configs/models/demo-glm4-moe",
-            "--candidates=pp2-k3",
-            "--scenarios=ends,aborts,structured",
-            "--faults=relay_off,grammar_off,rows_lost",
-            "--timeout=600",
-            f"--output={output}",
-        ],
-        check=False,
-    )
-    arms = json.loads(output.read_text())["arms"]
-    sound = arms["pp2-k3"]
-    assert sound["right"], sound
-    assert sound["attested"]["draft_relay"] == [0, 1]
-    assert sum(scenario["same_steps"] for scenario in sound["scenarios"].values()) > 20
+def faulty(fault: str) -> Arm:
+    return replace(SOUND, name=f"{SOUND.name}-{fault}", fault=fault)
 
-    zeros = arms["pp2-k3-relay_off"]
-    assert sum(scenario["wrong"] for scenario in zeros["scenarios"].values()) > 20
-    assert zeros["accepted"] < sound["accepted"]
+
+def test_the_relay_is_right_and_its_absence_is_found(vllm_python: Callable[[str], Path]) -> None:
+    engines = Laboratory(
+        RELEASE,
+        ROOT / "cluster_configs/models/demo-glm4-moe",
+        DTYPE,
+        vllm_python(RELEASE),
+        ("ends", "aborts", "structured"),
+        timeout=600,
+    )
+    # Most tokens are those under a grammar, which show one fault alone.
+    without_grammar = replace(engines, scenarios=("ends", "aborts"))
+    grammar_alone = replace(engines, scenarios=("structured",))
+    reference, sound = engines.generate(reference_of(SOUND)), engines.generate(SOUND)
+    zeros, lost = (without_grammar.generate(faulty(fault)) for fault in ("relay_off", "rows_lost"))
+    unconstrained = grammar_alone.generate(faulty("grammar_off"))
+    gaps = engines.score([reference, sound, unconstrained, zeros, lost])
+
+    def judged(run: dict[str, Any]) -> dict[str, Any]:
+        return judge(run, reference, gaps, NEAR_TIE[DTYPE])
+
+    right = judged(sound)
+    assert right["right"], right
+    assert right["attested"]["draft_relay"] == [0, 1]
+    assert sum(scenario["same_steps"] for scenario in right["scenarios"].values()) > 20
+    assert right["scenarios"]["structured"]["constrained"] > 15
+
+    assert sum(scenario["wrong"] for scenario in judged(zeros)["scenarios"].values()) > 20
+    assert zeros["accepted"] / zeros["drafts"] < sound["accepted"] / sound["drafts"]
     # Few requests end in just the step that loses their row.
-    assert sum(s["wrong"] for s in arms["pp2-k3-rows_lost"]["scenarios"].values()) > 0
-    assert arms["pp2-k3-grammar_off"]["scenarios"]["structured"]["invalid"] > 0
-    assert sound["scenarios"]["structured"]["constrained"] > 15
+    assert sum(scenario["wrong"] for scenario in judged(lost)["scenarios"].values()) > 0
+    assert judged(unconstrained)["scenarios"]["structured"]["invalid"] > 0

@@ -20,7 +20,13 @@ CLASSES = json.loads((ROOT / "patches/evidence/0.29.0-classes.json").read_text()
 
 
 def engine(model: str, model_type: str, *, right: bool = True) -> dict[str, Any]:
-    return {"model": model, "model_type": model_type, "date": "2026-01-02", "right": right}
+    return {
+        "model": model,
+        "model_type": model_type,
+        "date": "2026-01-02",
+        "right": right,
+        "arms": {},
+    }
 
 
 def test_rows_are_what_support_json_takes_and_cite_their_records() -> None:
@@ -32,6 +38,7 @@ def test_rows_are_what_support_json_takes_and_cite_their_records() -> None:
     assert (glm.evidence["decode"].on, glm.decode) == ("glm4_moe", "patched")
     assert glm.evidence["decode"].record == "patches/evidence/0.29.0-demo-glm4-moe.json"
     assert set(parsed["glm4_moe"].evidence) == {"decode"}
+    assert "deepseek_v3" not in parsed, "it needs no GPU, and did not run"
 
 
 def test_a_family_that_ran_wrong_is_broken_and_vouches_for_no_other() -> None:
@@ -57,6 +64,40 @@ def test_classes_of_a_release_that_is_new_are_run_as_well() -> None:
     assert families_of("0.27.1") == []
     assert families_of("0.30.0") == ["nvidia", "dots3_note"]
     assert families_of(RELEASES[-1]) == families_of("0.34.0") == ["nvidia", "amd", "dots3_note"]
+
+
+def test_what_ran_itself_needs_no_other() -> None:
+    ran = [engine("demo-deepseek-v3", "deepseek_v3"), engine("demo-glm-moe-dsa", "glm_moe_dsa")]
+    stages = {"shows": {"stage_boundary": ["glm_moe_dsa"]}, "date": "2026-01-03"}
+    row = proposal("0.32.0", CLASSES, ran, stages)["glm_moe_dsa"]
+    assert row["evidence"]["decode"]["on"] == "glm_moe_dsa"
+    assert row["evidence"]["stage_boundary"] == {
+        "level": "engine",
+        "on": "glm_moe_dsa",
+        "date": "2026-01-03",
+        "record": "patches/evidence/0.32.0-stages.json",
+    }
+    assert row["evidence"]["index_share"]["level"] == "class"
+    assert "plain torch" in row["note"]
+
+
+def test_a_host_that_cannot_run_a_family_without_stages_shows_nothing_of_it() -> None:
+    failed = engine("demo-glm-moe-dsa", "glm_moe_dsa", right=False)
+    others = [engine("demo-deepseek-v3", "deepseek_v3")]
+    for pipeline, decode in ((1, "native"), (2, "broken")):
+        arms = {"an arm": {"pipeline": pipeline, "right": False, "failed": "it died"}}
+        row = proposal("0.32.0", CLASSES, [*others, failed | {"arms": arms}])["glm_moe_dsa"]
+        assert row["decode"] == decode
+
+
+def test_a_row_says_whose_compiled_parts_ran() -> None:
+    overlaid = engine("demo-glm4-moe", "glm4_moe") | {"compiled_parts": "0.32.0"}
+    rows = proposal("0.33.0", CLASSES, [overlaid])
+    assert rows["glm4_moe"]["note"].endswith("its own Python ran on 0.32.0's compiled parts")
+    assert "needs GPUs" in rows["glm_moe_dsa"]["note"]
+    assert "0.32.0's compiled parts" in rows["glm_moe_dsa"]["note"]
+    built = overlaid | {"compiled_parts": "0.33.0"}
+    assert "note" not in proposal("0.33.0", CLASSES, [built])["glm4_moe"]
 
 
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
