@@ -10,6 +10,7 @@ from importing import Import
 
 from mtppp.cluster import Cluster
 from mtppp.errors import ConfigurationError, MtpppError, Refused
+from mtppp.importer.judge import default_release
 
 MTP = """'{"method": "mtp", "num_speculative_tokens": 3}'"""
 
@@ -245,7 +246,7 @@ FORMS: list[tuple[str, str, dict[str, Any]]] = [
         "docker run of a model on the host",
         "sudo docker run -d --gpus=all --volume /data/models:/models:ro --shm-size 32g "
         "vllm/vllm-openai:latest --model /models/glm --tensor-parallel-size 8",
-        {"model.id": "/data/models/glm", "runtime.vllm": "0.32.0"},
+        {"model.id": "/data/models/glm", "runtime.vllm": default_release()},
     ),
     (
         "docker run with an entry point and a shell",
@@ -545,7 +546,7 @@ def test_unknown_flags_are_named(imported: Import) -> None:
 
 def test_a_flag_that_the_release_lacks(imported: Import) -> None:
     result = imported("vllm serve org/m --calculate-kv-scales")
-    assert "vLLM 0.32.0 has no such flag" in result.message("--calculate-kv-scales")
+    assert f"vLLM {default_release()} has no such flag" in result.message("--calculate-kv-scales")
 
 
 @pytest.mark.parametrize(
