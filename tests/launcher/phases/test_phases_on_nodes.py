@@ -345,6 +345,38 @@ def test_a_ray_that_ends_while_the_others_are_waited_for(
     assert raised.value.details == ("b ray: ValueError: ray",)
 
 
+def test_who_is_waited_for_is_told(
+    deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_LOOK_AT_NODES", 0.05)
+    deployment = deploy()
+    plan = deployment.plan
+    joins = running(plan.nodes[0].ray, f"print('Ray runtime started.'); {SLEEP}")
+    placed = "import os, time\nwhile not os.path.exists('all'): time.sleep(0.01)\nprint('{}')"
+    change_plan(
+        deployment,
+        nodes=(replace(plan.nodes[0], ray=joins), plan.nodes[1]),
+        placement=running(plan.placement, placed),
+    )
+    first, second = (Path(planned.directory) for _, planned in deployment.members)
+    told: list[str] = []
+
+    def progress(text: str) -> None:
+        told.append(text)
+        if text == "waiting for Ray on b":
+            with (second / "ray.log").open("a") as log:
+                log.write("Ray runtime started.\n")
+        if text == "all nodes have joined":
+            (first / "all").touch()
+
+    monkeypatch.setattr(step, "progress", progress)
+    make_directories(deployment)
+    StartRay().run(deployment, step)
+    Place().run(deployment, step)
+    said = [text for text in dict.fromkeys(told) if text != "waiting for Ray on a, b"]
+    assert said == ["waiting for Ray on b", "all nodes have joined"]
+
+
 @pytest.mark.usefixtures("impatient")
 def test_saying_the_same_again_is_no_progress(deploy: Deploy, step: Step, free_port: int) -> None:
     deployment = deploy(server=STUCK, serve={"port": free_port, "stall_timeout": 2})
