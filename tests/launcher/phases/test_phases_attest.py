@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from scripted import patches_in_place
 
 from mtppp.phases import attest
 from mtppp.plan.plan import Plan
+from mtppp_patches import drafter_weights
 from mtppp_patches.attest import digest, hashed
 
 
@@ -119,6 +121,18 @@ def test_drafts_must_be_relayed_by_each_rank(make_plan: Callable[..., Plan]) -> 
     assert list(differences(plan, records)) == [
         f"rank 0: of patch draft_relay is not in place: {receive}"
     ]
+
+
+def test_the_drafter_of_the_last_stage_must_have_its_embedding(
+    make_plan: Callable[..., Plan],
+) -> None:
+    plan = make_plan(runtime={"vllm": "0.29.0", "python": "/opt/vllm/bin/python"})
+    plan = replace(plan, patches=(*plan.patches, drafter_weights.PATCH.name))
+    records = records_of(plan)
+    for record in records:
+        record["patches"][drafter_weights.PATCH.name] = {"targets": [], "pending": []}
+    [told] = differences(plan, records)
+    assert told.startswith("rank 1: of patch drafter_weights is not in place: none of vllm.")
 
 
 @pytest.mark.parametrize(
