@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +93,40 @@ def test_forward_to_a_port_that_is_taken(in_directory: Path) -> None:
         (in_directory / "cluster.yaml").write_text(yaml.safe_dump(content))
         error = failure(ConfigurationError, "forward")
     assert error.message == f"cannot listen at 127.0.0.1 port {port}: Address already in use"
+
+
+@pytest.fixture
+def protected(in_directory: Path, run_directory: str) -> str:
+    """The name of the protected deployment of ./cluster.yaml, which nothing else has."""
+    name = run_directory.split("/")[-2]
+    (in_directory / "cluster.yaml").write_text(
+        yaml.safe_dump(HERE | {"name": name, "protect": True})
+    )
+    return name
+
+
+@pytest.mark.parametrize("given", [(), ("--yes", "there")])
+def test_what_is_protected_wants_its_name(protected: str, given: tuple[str, ...]) -> None:
+    error = failure(ConfigurationError, "stop", *given)
+    assert error.message == f"{protected} is protected: nothing was stopped"
+    assert error.hint == f"to stop it all the same: --yes {protected}"
+
+
+def test_what_is_protected_is_stopped_by_its_name(protected: str) -> None:
+    assert CliRunner().invoke(cli, ["stop", "--yes", protected]).exit_code == 0
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_its_name_is_typed_at_a_terminal(protected: str, right: bool) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{protected if right else 'yes'}\n".encode())
+    done = subprocess.run(
+        [sys.executable, "-m", "mtppp", "stop"], stdin=theirs, capture_output=True, check=False
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert (done.returncode, done.stdout) == (0 if right else 2, b"")
+    assert f"{protected} is protected; its name, to go on: ".encode() in done.stderr
 
 
 def test_a_state_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
