@@ -3,6 +3,7 @@
 
     scripts/slow_link.py                      3 s a round trip
     scripts/slow_link.py --round-trip 1
+    scripts/slow_link.py --until ray          as far as that step, which is interrupted after it
 
 Brings up a lab of two hosts (root) with vLLM for CPUs, and a relay to the sshd of each that passes
 everything on half a round trip late, in both directions: all that the operator sends and hears
@@ -16,12 +17,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ SSH = 22
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--round-trip", type=float, default=3.0, help="seconds (3)")
+    parser.add_argument("--until", default="", help="a step of the launch")
     parser.add_argument("--lab", default="far", help="name of the lab")
     arguments = parser.parse_args()
     with (
@@ -52,20 +56,46 @@ def main() -> int:
     ):
         os.environ["XDG_STATE_HOME"] = directory
         link = Link(lab, Path(directory), ports, arguments.round_trip)
-        wrong = [name for name, told in EXPECTED.items() if not link.run(name, told)]
+        cases = as_far_as(arguments.until) if arguments.until else WHOLE
+        wrong = [case.name for case in cases if not link.run(case)]
     for name in wrong:
         say(f"not as it must be: {name}")
     return 1 if wrong else 0
 
 
-EXPECTED: dict[str, Callable[[str], bool]] = {
-    "launch": lambda said: f"{NAME} serves " in said,
-    "launch again": lambda said: "nothing was changed" in said,
-    "status": lambda said: said.startswith(f"{NAME}: serving ("),
-    "logs": lambda said: "n2 rank 1 | " in said,
-    "stop": lambda said: f"{NAME} ended on n1, n2" in said,
-}
-"""What each command must say, in their order."""
+@dataclass(frozen=True)
+class Case:
+    """One command.
+
+    Attributes:
+        says: what it must say.
+        until: the step after which it is interrupted; "" when it is not.
+    """
+
+    name: str
+    command: str
+    says: str
+    exit_status: int = 0
+    until: str = ""
+
+
+WHOLE = (
+    Case("launch", "launch", f"{NAME} serves "),
+    Case("launch again", "launch", "nothing was changed"),
+    Case("status", "status", f"{NAME}: serving ("),
+    Case("logs", "logs", "n2 rank 1 | "),
+    Case("stop", "stop", f"{NAME} ended on n1, n2"),
+)
+
+
+def as_far_as(step: str) -> tuple[Case, ...]:
+    """A launch that is interrupted after a step in which it had started something."""
+    undone = "stopping what was started"
+    return (
+        Case(f"launch, until {step}", "launch", undone, exit_status=130, until=step),
+        Case(f"status after {step}", "status", f"{NAME}: stopped (nothing of it runs)"),
+        Case(f"stop after {step}", "stop", f"{NAME} was not running"),
+    )
 
 
 @contextmanager
@@ -104,32 +134,36 @@ class Link:
             ssh={"config_file": str(config)},
         )
 
-    def run(self, name: str, told: Callable[[str], bool]) -> bool:
-        """One command, recorded; whether it ended well and said what it must."""
-        command = name.partition(" ")[0]
+    def run(self, case: Case) -> bool:
+        """One command, recorded; whether it ended as it must and said what it must."""
         began = time.monotonic()
         process = subprocess.Popen(
-            [*COMMAND, command, str(self.file)],
+            [*COMMAND, case.command, str(self.file)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         assert process.stdout is not None
-        said = process.stdout.read()
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip())
+            if case.until and line.strip().startswith(f"✓ {case.until} "):
+                process.send_signal(signal.SIGINT)
         _, ended, usage = os.wait4(process.pid, 0)
         exit_status = os.waitstatus_to_exitcode(ended)
-        case: dict[str, Any] = {
+        found: dict[str, Any] = {
             "round_trip": self.round_trip,
             "exit_status": exit_status,
             "seconds": round(time.monotonic() - began, 1),
             "operator_peak_mib": round(usage.ru_maxrss / 1024),
-            "said": said.splitlines()[-12:] if command == "logs" else said.splitlines(),
+            "said": lines[-12:] if case.command == "logs" else lines,
         }
-        remains = left(self.lab) if command == "stop" else {}
-        case["as_it_must_be"] = exit_status == 0 and told(said) and not remains
-        record(RESULTS, name, case)
-        say(json.dumps(case, ensure_ascii=False))
-        return bool(case["as_it_must_be"])
+        told = any(case.says in line for line in lines)
+        remains = left(self.lab) if case.until or case.command == "stop" else {}
+        found["as_it_must_be"] = exit_status == case.exit_status and told and not remains
+        record(RESULTS, case.name, found)
+        say(json.dumps(found, ensure_ascii=False))
+        return bool(found["as_it_must_be"])
 
 
 if __name__ == "__main__":
