@@ -1,7 +1,7 @@
 """The CPU plugins inside real vLLM, release by release.
 
-Each test asks a fresh interpreter of that release's environment, where the plugins are on the path
-exactly as the launcher puts them on a node.
+Asked is an interpreter of that release's environment, where the plugins are on the path exactly as
+the launcher puts them on a node: one for all that needs no process of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RELEASES = ("0.27.1", "0.29.0", "0.32.0")
 MODEL = Path(__file__).resolve().parents[2] / "cluster_configs" / "models" / "demo-glm4-moe"
 
 # Importing vLLM is most of the time each test takes, several times that on a busy machine.
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 GPU_HOST = """
 from pathlib import Path
@@ -167,7 +167,8 @@ from vllm.platforms import current_platform
 from vllm.utils.import_utils import resolve_obj_by_qualname
 import vllm._custom_ops
 
-os.environ["VLLM_DIST_IDENT"] = "mtppp-test"
+# Of this process: one that was killed has left its memory under its own.
+os.environ["VLLM_DIST_IDENT"] = f"mtppp-test-{os.getpid()}"
 current_platform.import_kernels()
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1
@@ -188,7 +189,25 @@ print(json.dumps({
 }))
 """
 
-Ask = Callable[..., Any]
+# Asked of one process in this order: platform and kernels before general plugins are loaded.
+TOGETHER = (BACKEND, KERNEL, SCHEDULING, SAMPLING, CALLS, WAITING, COMMUNICATOR)
+ONE_BY_ONE = """
+import contextlib, io, json, sys, traceback
+
+answers = []
+for number, code in enumerate(json.load(sys.stdin)):
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(compile(code, f"code {number}", "exec"), {"__name__": "__main__"})
+        answers.append({"answer": json.loads(said.getvalue().splitlines()[-1])})
+    except Exception:
+        answers.append({"failed": traceback.format_exc()})
+print(json.dumps(answers))
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Ask = Callable[[str], Any]
 
 
 @pytest.fixture(scope="session")
@@ -201,13 +220,11 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(params=RELEASES)
-def run(
-    request: pytest.FixtureRequest, vllm_python: Callable[[str], Path], plugins: Path
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+@pytest.fixture(scope="module", params=RELEASES)
+def run(request: pytest.FixtureRequest, vllm_python: Callable[[str], Path], plugins: Path) -> Run:
     python = vllm_python(request.param)
 
-    def run(code: str, *, asked: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(code: str, *, asked: bool = True, given: str = "") -> subprocess.CompletedProcess[str]:
         environment = {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": str(plugins),
@@ -223,6 +240,7 @@ def run(
         return subprocess.run(
             [python, "-c", code, MODEL],
             env=environment,
+            input=given,
             capture_output=True,
             text=True,
             check=False,
@@ -231,14 +249,22 @@ def run(
     return run
 
 
-@pytest.fixture
-def ask(run: Callable[..., subprocess.CompletedProcess[str]]) -> Ask:
-    """Run code that prints JSON on its last line; that value."""
+def value_of(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON on the last line of what was printed."""
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
-    def ask(code: str, *, asked: bool = True) -> Any:
-        done = run(code, asked=asked)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+
+@pytest.fixture(scope="module")
+def ask(run: Run) -> Ask:
+    """What a code of `TOGETHER` answers."""
+    answers = dict(
+        zip(TOGETHER, value_of(run(ONE_BY_ONE, given=json.dumps(TOGETHER))), strict=True)
+    )
+
+    def ask(code: str) -> Any:
+        assert "failed" not in answers[code], answers[code]["failed"]
+        return answers[code]["answer"]
 
     return ask
 
@@ -261,17 +287,15 @@ def test_kernels_run_interpreted_and_nothing_is_compiled(ask: Ask) -> None:
     }
 
 
-def test_not_asked_for_vllm_keeps_its_own_platform(ask: Ask) -> None:
-    found = ask(BACKEND, asked=False)
+def test_not_asked_for_vllm_keeps_its_own_platform(run: Run) -> None:
+    found = value_of(run(BACKEND, asked=False))
     assert found["platform"] == "CpuPlatform"
     assert found["interpreter"] is None
     assert not found["active"]
     assert found["kernel"] == "JITFunction"
 
 
-def test_asked_for_on_a_gpu_host_the_process_says_why_and_stops(
-    run: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_asked_for_on_a_gpu_host_the_process_says_why_and_stops(run: Run) -> None:
     done = run(GPU_HOST + "from vllm.platforms import current_platform")
     assert done.returncode != 0
     assert done.stderr.splitlines()[-1] == (
@@ -280,8 +304,9 @@ def test_asked_for_on_a_gpu_host_the_process_says_why_and_stops(
     )
 
 
-def test_on_a_gpu_host_triton_keeps_its_own_backends(ask: Ask) -> None:
-    assert ask(GPU_HOST + TRITON_ALONE) == {"active": False, "interpreter": None}
+def test_on_a_gpu_host_triton_keeps_its_own_backends(run: Run) -> None:
+    found = value_of(run(GPU_HOST + TRITON_ALONE))
+    assert found == {"active": False, "interpreter": None}
 
 
 def test_requests_for_the_most_probable_tokens_are_sampled_from_those(ask: Ask) -> None:

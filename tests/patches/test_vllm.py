@@ -142,8 +142,13 @@ print(json.dumps({
 """
 
 ENGINE = """
-import json
+import dataclasses, json, os
+from importlib import import_module
+from inspect import getattr_static
 from types import SimpleNamespace
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.patch import install, names_needed, vllm_root
+from mtppp_patches.registry import PATCHES
 # What a fresh process is handed is of these modules; plugins are not loaded by that.
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
@@ -180,7 +185,37 @@ def outcome(make, *arguments, **named):
     except RuntimeError as error:
         return str(error)
 
+def attributes():
+    found = {}
+    for patch in PATCHES:
+        for target in patch.targets if planned.release in patch.releases else ():
+            if target.replace and target.exists_in(planned.release):
+                owner = import_module(target.module)
+                *path, leaf = target.attribute.split(".")
+                for name in path:
+                    owner = getattr(owner, name)
+                found[target.name] = getattr_static(owner, leaf)
+    return found
+
+def replaced(**changes):
+    # In a process of its own: one is patched for one deployment.
+    reading, writing = os.pipe()
+    if not os.fork():
+        spec = dataclasses.replace(planned, **changes)
+        spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+        install(PATCHES, spec, spec.release, vllm_root())
+        after = attributes()
+        changed = sorted(name for name in before if after[name] is not before[name])
+        os.write(writing, json.dumps(changed).encode())
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        return json.load(pipe)
+
+planned = EngineSpec.from_json(os.environ["MTPPP_ENGINE"])
+before = attributes()
 print(json.dumps([
+    {"two stages": replaced(), "one stage": replaced(pipeline=1)},
     outcome(EngineCore, config("dual batch overlap"), WorkersStart, log_stats=False),
     outcome(WorkersStart, config()),
 ]))
@@ -237,7 +272,7 @@ def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_an_engine_that_loads_plugins_itself_is_looked_at_before_workers_start(
+def test_only_what_is_needed_is_replaced_and_plugins_that_an_engine_loads_itself_come_in_time(
     vllm_python: Python, tmp_path: Path, release: str
 ) -> None:
     with_entry_points(tmp_path, PLUGIN)
@@ -259,7 +294,18 @@ def test_an_engine_that_loads_plugins_itself_is_looked_at_before_workers_start(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, second = json.loads(done.stdout.splitlines()[-1])
+    replaced, first, second = json.loads(done.stdout.splitlines()[-1])
+    # Everything else is the original, the same object.
+    needed = {
+        target.name
+        for patch in PATCHES
+        for target in patch.targets_for(spec)
+        if patch.name in spec.patches and target.replace
+    }
+    assert set(replaced["two stages"]) == needed
+    assert len(needed) == (11 if release == "0.29.0" else 4), "0.32.0 decodes right by itself"
+    [attesting] = replaced["one stage"]
+    assert attesting.endswith(":WorkerWrapperBase.initialize_from_config")
     assert first.startswith(
         "the V2 model runner of this release does not support: dual batch overlap"
     )
