@@ -57,10 +57,10 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
     figures = verdict.figures
     if figures.requests:
         yield from _wrapped("tokens", _tokens(figures, evidence))
+        null = "" if evidence.itself else f" (the baseline's own: {figures.null_ruined})"
         yield from _wrapped(
             "requests",
-            f"{figures.ruined} of {figures.requests} ruined (the baseline's own:"
-            f" {figures.null_ruined}); p = {figures.p_requests:.2g}",
+            f"{figures.ruined} of {figures.requests} ruined{null}; p = {figures.p_requests:.2g}",
         )
         if (figures.may_be_ruined, figures.bounded) != (figures.ruined, figures.requests):
             yield from _wrapped(
@@ -168,7 +168,12 @@ def _shown(text: str, limit: int) -> str:
 def _identity(identity: Mapping[str, Any]) -> str:
     release = f", vLLM {identity['release']}" if identity.get("release") else ""
     known = identity.get("about", {})
-    about = "".join(f", {key} {value}" for key, value in known.items() if key != "argv")
+    about = "".join(
+        # A Plan's evidence begins with the word.
+        f", {value}" if key == "evidence" else f", {key} {value}"
+        for key, value in known.items()
+        if key != "argv"
+    )
     way = "" if identity["transport"] == "directly" else f" {identity['transport']}"
     return f"{identity['model']} ({identity['root']}) at {identity['url']}{way}{release}{about}"
 

@@ -359,10 +359,11 @@ def _p_of_gap(pairs: Sequence[Pair]) -> float:
 def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], list[str]]:
     """The verdict, why, and what to do about it."""
     alpha = ALPHA / TESTS
+    judging = "the candidate itself" if evidence.itself else "the baseline"
     failed = []
     if figures.p_tokens < alpha:
         failed.append(
-            f"{figures.outliers} of {figures.tokens} tokens are none that the baseline would have"
+            f"{figures.outliers} of {figures.tokens} tokens are none that {judging} would have"
             f" emitted; {figures.confirmed} of them, in {figures.affected} requests, are so again"
             f" when scored alone (p = {figures.p_tokens:.1g})"
         )
@@ -373,8 +374,8 @@ def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], li
         )
     if figures.p_sampled < alpha and evidence.sampled:
         failed.append(
-            f"{evidence.sampled.tokens} tokens at temperature 1 do not follow the baseline's"
-            f" probabilities (p = {figures.p_sampled:.1g})"
+            f"{evidence.sampled.tokens} tokens at temperature 1 do not follow the probabilities of"
+            f" {judging} (p = {figures.p_sampled:.1g})"
         )
     if figures.p_forced < alpha:
         failed.append(

@@ -214,7 +214,11 @@ def test_gross_faults_of_decoding_need_no_baseline(
     servers[0].fault = every_third_random
     with pytest.raises(MtpppError, match="demo objects to its own tokens") as caught:
         SelfScore().run(alone(), step)
-    assert caught.value.details[0].startswith("FAIL, decode or speculation")
+    said = " ".join(" ".join(caught.value.details).split())
+    assert said.startswith("FAIL, decode or speculation")
+    assert "tokens are none that the candidate itself would have emitted" in said
+    assert ", evidence decode: engine, weights abc" in said
+    assert "baseline's own" not in said
     assert not opened
     assert len(list(tmp_path.glob("mtppp-verify-demo-*/result.json"))) == 1
 
