@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gated
 import pytest
@@ -29,22 +32,30 @@ from mtppp.phases.gate import held, lets_in, look, open_gate
 from mtppp.phases.identity import identity
 from mtppp.phases.open import OpenByHand
 from mtppp.phases.phase import run_phases
+from mtppp.phases.ray_cluster import StartRay
 from mtppp.phases.reach import reachable_from_here
 from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
-from mtppp.phases.verify import known_of
+from mtppp.phases.verify import SelfScore, known_of
 from mtppp_patches import gate as gate_module
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
+
+from replay import Recorded, Replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture
-def start(free_port: int) -> Iterator[Callable[[Deployment], None]]:
-    """Start the server of a deployment, and Ray's stand-ins; another one if one runs."""
+def start(free_port: int) -> Iterator[Callable[..., None]]:
+    """Start the server of a deployment, and Ray's stand-ins; another one if one runs.
+
+    It answers what the server at a URL does, if one is given.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
-    def begin(deployment: Deployment) -> None:
+    def begin(deployment: Deployment, *upstream: str) -> None:
         for process in started:
             process.kill()
             process.wait()
@@ -57,7 +68,7 @@ def start(free_port: int) -> Iterator[Callable[[Deployment], None]]:
             }
             commands = {"ray": ["sleep", "600"]}
             if planned.index == 0:
-                commands["server"] = [sys.executable, gated.__file__, str(free_port)]
+                commands["server"] = [sys.executable, gated.__file__, str(free_port), *upstream]
             entries = []
             for role, argv in commands.items():
                 process = subprocess.Popen(argv, env=env, start_new_session=True)
@@ -78,15 +89,24 @@ def start(free_port: int) -> Iterator[Callable[[Deployment], None]]:
 
 
 @pytest.fixture
-def launched(
-    deploy: Callable[..., Deployment], start: Callable[[Deployment], None], step: Step
-) -> Deployment:
+def launch(
+    deploy: Callable[..., Deployment], start: Callable[..., None], step: Step
+) -> Callable[..., Deployment]:
     """A deployment before it is verified, but for the ranks' records: its gate is closed."""
-    deployment = deploy(ray={"base_port": 10000 + 200 * (os.getpid() % 80)})
-    ShipPlugins().run(deployment, step)
-    Path(deployment.plan.head.directory, "checked.json").write_text('{"by": "ann", "at": "T"}')
-    start(deployment)
-    return deployment
+
+    def make(*upstream: str, **changes: Any) -> Deployment:
+        deployment = deploy(ray={"base_port": 10000 + 200 * (os.getpid() % 80)}, **changes)
+        ShipPlugins().run(deployment, step)
+        Path(deployment.plan.head.directory, "checked.json").write_text('{"by": "ann", "at": "T"}')
+        start(deployment, *upstream)
+        return deployment
+
+    return make
+
+
+@pytest.fixture
+def launched(launch: Callable[..., Deployment]) -> Deployment:
+    return launch()
 
 
 def from_another_machine(deployment: Deployment) -> Deployment:
@@ -167,6 +187,66 @@ def test_opened_by_hand_it_says_so(launched: Deployment) -> None:
     step = Step(Console(), "open")
     OpenByHand().run(launched, step)
     assert step.note.startswith("it is open: by hand")
+
+
+def third_random(_: Recorded, tokens: list[int], chance: random.Random) -> list[int]:
+    return [chance.randrange(512) if i % 3 == 2 else token for i, token in enumerate(tokens)]
+
+
+@pytest.fixture
+def replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replay]:
+    """What the gate is before: recorded answers of a real server."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    server = Replay()
+    server.model = "demo"
+    yield server
+    server.stop()
+
+
+def concluded(deployment: Deployment, **section: str) -> tuple[int, str]:
+    """Exit status of a launch that goes on with this deployment, and what `status` says then.
+
+    Args:
+        section: the key `verify` of its file.
+    """
+    verify = deployment.cluster.verify.model_copy(update=section)
+    deployment.cluster = deployment.cluster.model_copy(update={"verify": verify})
+    deployment.adopted = True
+    try:
+        run_phases([StartRay(), SelfScore()], deployment, Console())
+        exit_status = deployment.exit_status
+    except MtpppError as error:
+        exit_status = error.exit_status
+    status = ask(from_another_machine(deployment))
+    if status.state != "stopped":
+        assert lets_in(deployment, deployment.plan.endpoint) is (status.gate == "open")
+    return exit_status, status.state
+
+
+def test_the_file_says_what_becomes_of_a_server_that_is_no_pass(
+    replay: Replay, launch: Callable[..., Deployment]
+) -> None:
+    deployment = launch(replay.url)
+    replay.tokenizer = False
+    assert concluded(deployment) == (3, "gated")
+    replay.tokenizer, replay.fault = True, third_random
+    assert concluded(deployment, on_fail="keep-gated") == (1, "gated")
+    assert concluded(deployment, on_fail="stop") == (1, "stopped")
+
+
+@pytest.mark.parametrize(
+    ("fault", "section", "exit_status"),
+    [(None, "on_inconclusive", 3), (third_random, "on_fail", 1)],
+    ids=["no verdict", "fail"],
+)
+def test_the_file_may_have_it_served_all_the_same(
+    replay: Replay, launch: Callable[..., Deployment], fault: Any, section: str, exit_status: int
+) -> None:
+    deployment = launch(replay.url)
+    replay.fault, replay.tokenizer = fault, bool(fault)
+    assert concluded(deployment, **{section: "keep"}) == (exit_status, "serving")
+    why = ask(from_another_machine(deployment)).gate_why
+    assert f"at your own risk as verify.{section} says" in why
 
 
 def test_nothing_is_opened_by_hand_without_saying_at_whose_risk(tmp_path: Path) -> None:

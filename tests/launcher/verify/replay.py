@@ -149,7 +149,8 @@ class Replay:
         return list(known) if known else list(text.encode()[:64])
 
     def _completion(self, body: dict[str, Any], number: int) -> tuple[int, bytes]:
-        ids = tuple(body["prompt"])
+        prompt = body["prompt"]
+        ids = tuple(self.ids_of(prompt) if isinstance(prompt, str) else prompt)
         if body["model"] != self.model:
             return _error(404, f"The model `{body['model']}` does not exist.")
         if max(ids) >= recording().head["vocabulary"]:
@@ -161,7 +162,8 @@ class Replay:
         else:
             tokens, finish = self.generated(ids, body, number)
             choice |= {"token_ids": list(tokens), "finish_reason": finish}
-        return _ok({"id": f"cmpl-{self.seed}-{number}", "choices": [choice]})
+        usage = {"completion_tokens": len(choice["token_ids"])}
+        return _ok({"id": f"cmpl-{self.seed}-{number}", "choices": [choice], "usage": usage})
 
     def generated(
         self, ids: tuple[int, ...], body: dict[str, Any], number: int
