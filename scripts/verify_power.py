@@ -259,20 +259,23 @@ class Servers:
         }
 
 
-def keep(mark: str, rows: Sequence[str], order: Sequence[str]) -> None:
+def keep(mark: str, rows: Sequence[str], order: Sequence[str], head: Sequence[str] = HEAD) -> None:
     """Put rows of a table between its marks in the page, in place of those of the same damage."""
     text = PAGE.read_text(encoding="utf-8")
     begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
     before, _, rest = text.partition(begin)
     table, _, after = rest.partition(end)
-    PAGE.write_text(before + begin + merged(table, rows, order) + end + after, encoding="utf-8")
+    table = merged(table, rows, order, head)
+    PAGE.write_text(before + begin + table + end + after, encoding="utf-8")
 
 
-def merged(table: str, rows: Sequence[str], order: Sequence[str]) -> str:
+def merged(
+    table: str, rows: Sequence[str], order: Sequence[str], head: Sequence[str] = HEAD
+) -> str:
     """A table with rows put in or replaced, in this order of what was damaged."""
     by_damage = {row.split("|")[1].strip(): row for row in (*table.splitlines()[2:], *rows)}
     return "".join(
-        f"{line}\n" for line in (*HEAD, *(by_damage[what] for what in order if what in by_damage))
+        f"{line}\n" for line in (*head, *(by_damage[what] for what in order if what in by_damage))
     )
 
 

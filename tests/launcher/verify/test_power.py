@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from mtppp.verify.control import FEWEST, MOST, RUINED_REQUESTS
 from mtppp.verify.power import Design, fewest_outliers_not_passed
 from mtppp.verify.tiers import TIERS
+
+PAGE = Path(__file__).parents[3] / "docs" / "verify.md"
 
 
 def _design(tier: str, null_rate: float = 0.0, sensitivity: float = 0.9) -> Design:
@@ -44,3 +49,19 @@ def test_nothing_passes_where_nothing_is_seen() -> None:
     assert fewest_outliers_not_passed(9600, 0.0, TIERS["smoke"]) == 0
     assert fewest_outliers_not_passed(1000, 0.9, TIERS["smoke"]) == 0
     assert Design(TIERS["smoke"], 300, 0, 0.0, 0.9).of_tokens(0.01).fails == 0.0
+
+
+@pytest.mark.parametrize("name", list(TIERS))
+def test_the_page_says_what_each_tier_asks(name: str) -> None:
+    tier = TIERS[name]
+    ours, theirs = tier.requests + tier.sampled, tier.requests + tier.alone
+    control = FEWEST + min(MOST, tier.requests * tier.tokens // 100) + RUINED_REQUESTS
+    scores = 2 * tier.requests + tier.sampled + tier.alone + control
+    cells = (
+        name,
+        f"{ours * tier.tokens:,} tokens in {ours:,} answers",
+        f"{theirs * tier.tokens:,} tokens in {theirs:,}",
+        f"{tier.alone * tier.tokens:,} tokens",
+        f"{scores:,} answers",
+    )
+    assert f"| {' | '.join(cells)} |" in PAGE.read_text(encoding="utf-8").splitlines()

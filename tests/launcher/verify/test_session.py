@@ -29,6 +29,7 @@ from mtppp.hosts.forward import PrivateForwarder
 from mtppp.verify.prompts import own_set
 from mtppp.verify.result import junit
 from mtppp.verify.servers import Identity, Server, changed, differences, same_server
+from mtppp.verify.tiers import TIERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -93,6 +94,24 @@ def test_the_same_model_passes(candidate: Replay, baseline: Replay, tmp_path: Pa
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()
     assert {case.get("name") for case in suite} == {"text", "drafts"}
     assert (suite.get("failures"), suite.get("errors")) == ("0", "0")
+    # As docs/verify.md says of the tier.
+    control = result["control"]
+    made = sum(d["made"] for d in control["damaged"]) + control["ruined"]["made"]
+    smoke = TIERS["smoke"]
+    assert generated_and_scored(candidate) == (smoke.requests + smoke.sampled, 0)
+    scored = 2 * smoke.requests + smoke.alone + smoke.sampled + made
+    assert generated_and_scored(baseline) == (smoke.requests + smoke.alone, scored)
+
+
+def generated_and_scored(server: Replay) -> tuple[int, int]:
+    """How many completions were asked for, and how many scores; what is asked again counts once."""
+    asked = {
+        body["cache_salt"]: "prompt_logprobs" in body
+        for path, body in server.asked
+        if path == "/v1/completions"
+    }
+    scores = list(asked.values()).count(True)
+    return len(asked) - scores, scores
 
 
 def test_a_faulty_one_fails_and_the_report_shows_where(
