@@ -371,7 +371,7 @@ def test_a_port_that_only_root_may_have_is_forbidden_and_not_taken() -> None:
 
 NVIDIA_SMI = """\
 #!/bin/sh
-[ "$*" = "--query-gpu={asked} --format=csv,noheader,nounits" ] || exit 2
+[ "$*" = "--query-{asked} --format=csv,noheader,nounits" ] || exit 2
 cat <<'LISTED'
 {listed}
 LISTED
@@ -396,16 +396,38 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 def test_memory_in_use_on_each_gpu(nvidia_smi: Callable[[str, str], None]) -> None:
     assert answer("gpu_memory") == {"used": None, "reason": None}
-    nvidia_smi("memory.used", "4\n70123")
+    nvidia_smi("gpu=memory.used", "4\n70123")
     assert answer("gpu_memory") == {"used": [4 * 2**20, 70123 * 2**20], "reason": None}
-    nvidia_smi("memory.used", "[N/A]")
+    nvidia_smi("gpu=memory.used", "[N/A]")
     assert answer("gpu_memory")["reason"] == "the driver does not count this GPU's memory"
-    nvidia_smi("something.else", "")
+    nvidia_smi("gpu=something.else", "")
     assert answer("gpu_memory")["reason"].startswith("nvidia-smi failed: ")
 
 
+def test_memory_that_a_deployment_holds(
+    nvidia_smi: Callable[[str, str], None], run_directory: str
+) -> None:
+    def held() -> object:
+        return answer("look", deployment=run_directory.split("/")[-2], node=0)["gpu_memory"]
+
+    assert held() is None
+    own = {"MTPPP_RUN_DIR": run_directory}
+    with (
+        subprocess.Popen(["sleep", "60"], env=own) as one,
+        subprocess.Popen(["sleep", "60"], env=own) as other,
+        subprocess.Popen(["sleep", "60"], env={"MTPPP_RUN_DIR": f"{run_directory}1"}) as foreign,
+    ):
+        assert held() is None, "no driver's program can say"
+        rows = [(one, 7), (other, 5), (foreign, 100), (one, 1)]
+        listed = [f"{process.pid}, {mebibytes}" for process, mebibytes in rows]
+        nvidia_smi("compute-apps=pid,used_memory", "\n".join([*listed, f"{other.pid}, [N/A]"]))
+        assert held() == 13 * 2**20
+        for process in (one, other, foreign):
+            process.kill()
+
+
 def test_gpus_as_nvidia_smi_lists_them(nvidia_smi: Callable[[str, str], None]) -> None:
-    nvidia_smi("name,memory.total,compute_cap", TYPES)
+    nvidia_smi("gpu=name,memory.total,compute_cap", TYPES)
     facts = answer("facts", address="127.0.0.1", model_path=None, ports=[])
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert facts["gpus"] == [
