@@ -48,7 +48,8 @@ def failure(kind: type[MtpppError], *arguments: str) -> MtpppError:
 
 
 @pytest.mark.parametrize(
-    "command", ["launch", "plan", "status", "stop", "logs", "forward", "export"]
+    "command",
+    ["launch", "plan", "status", "stop", "logs", "forward", "export", "open", "verify"],
 )
 def test_every_command_takes_a_file_or_a_name(command: str, in_directory: Path) -> None:
     nowhere = failure(ConfigurationError, command, "nowhere")
