@@ -41,7 +41,8 @@ class Attest(WithoutTrace):
             raise MtpppError(
                 "the ranks are not what was planned",
                 details=found,
-                hint="this would serve something else than the file says; it was stopped",
+                hint="this would serve something else than the file says; it was stopped. What a"
+                f" rank said on its way: mtppp logs {deployment.file} --rank RANK",
             )
         step.note = f"{len(attested)} ranks are as planned"
 

@@ -432,9 +432,11 @@ def test_what_ranks_wrote_is_read_and_their_shared_memory_kept(deploy: Deploy, s
 
 
 def test_a_rank_that_did_not_write_is_told(deploy: Deploy, step: Step) -> None:
+    deployment = deploy()
     with pytest.raises(MtpppError) as raised:
-        Attest().run(deploy(), step)
+        Attest().run(deployment, step)
     assert raised.value.message == "the ranks are not what was planned"
+    assert raised.value.hint.endswith(f"mtppp logs {deployment.file} --rank RANK")
     assert raised.value.details == ("rank 0 has not attested", "rank 1 has not attested")
 
 
