@@ -180,7 +180,7 @@ def _remarks(release: str, model_type: str, engine: Mapping[str, Any]) -> Iterat
             "model"
         )
     elif model_type in NEAREST:
-        yield "its sparse attention ran in plain torch, vLLM having none for CPUs"
+        yield "it ran without GPUs: vLLM's generic class, with sparse attention in plain torch"
     compiled = engine.get("compiled_parts", release)
     if compiled != release:
         yield f"{release} has no build for CPUs: its own Python ran on {compiled}'s compiled parts"
