@@ -146,7 +146,7 @@ class Link:
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
-            lines.append(line.rstrip())
+            lines.append(line.rstrip().replace(f"{ROOT}/", ""))
             if case.until and line.strip().startswith(f"✓ {case.until} "):
                 process.send_signal(signal.SIGINT)
         _, ended, usage = os.wait4(process.pid, 0)
