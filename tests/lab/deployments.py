@@ -119,14 +119,21 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server; `said` is what the launch printed."""
+    """A running server; `said` is what the launch printed, `key` that of its API."""
 
     url: str
     model: str
     said: str = ""
+    key: str = ""
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        answer = httpx.post(self.url + path, json={"model": self.model, **body}, timeout=300)
+        asked = {"model": self.model, **body}
+        headers = self.authorization
+        answer = httpx.post(self.url + path, json=asked, headers=headers, timeout=300)
         assert answer.status_code == 200, answer.text
         result: dict[str, Any] = answer.json()
         return result

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,11 @@ import yaml
 from deployments import COMMAND, Server, cluster_file, mtppp
 from harms import HARMS, HOSTS, WORKER, left, running_line, wait_until_told
 from lab_driver import CHECKOUT, Lab
+from strangers import HELD, assert_held, assert_served, statuses
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "launcher" / "verify"))
+
+from replay import Replay
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(2400)]
 
@@ -25,6 +32,7 @@ MODEL = "demo-glm4-moe"
 PATIENCE = 900.0
 """Seconds for one launch; a busy machine takes minutes."""
 SERVER_STARTED = "✓ server"
+SCORING = "… self-score"
 
 
 @pytest.fixture
@@ -70,11 +78,13 @@ def status(name: str) -> dict[str, Any]:
 
 
 def test_from_interruption_to_interruption_from_harm_to_harm(
-    lab: Lab, file_of: Callable[..., Path]
+    lab: Lab, file_of: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One deployment all along: what each step leaves is where the next begins."""
-    file = file_of("harmed")
-    server = Server(f"http://{lab.hosts()['n1']['address']}:8000", MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VLLM_API_KEY", "of-clients")
+    file = file_of("harmed", secrets=["VLLM_API_KEY"])
+    server = Server(f"http://{lab.hosts()['n1']['address']}:8000", MODEL, key="of-clients")
 
     # Once: what was started is stopped, late as it is.
     launch = Launch(file, SERVER_STARTED)
@@ -92,13 +102,17 @@ def test_from_interruption_to_interruption_from_harm_to_harm(
     assert "left as it is: `mtppp status harmed` says what runs" in launch.said
     assert status("harmed")["state"] == "starting"
 
-    # The next goes on with it, and is killed without a word.
-    launch = Launch(file, "✓ running")
+    # The next goes on with it, and is killed without a word when only the scores are wanting.
+    launch = Launch(file, SCORING)
     launch.send(signal.SIGKILL)
     assert launch.end() == -signal.SIGKILL
     assert "going on with a launch that did not end" in launch.said
-    assert status("harmed")["state"] in ("starting", "gated")
+    assert "✓ record" in launch.said
+    assert_held(lab, server, "harmed")
+    no_verdict_by_another_model(file)
+    assert statuses(server, server.authorization) == HELD
     assert going_on(file).endswith("going on with a launch that did not end")
+    assert_served(server, "harmed", "self-score, 0 of ")
     assert tokens(server)
 
     # A rank is killed: the server comes back on the Ray that lives.
@@ -147,6 +161,22 @@ def recover(file: Path, how: str) -> None:
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"recovery": how}))
 
 
+def no_verdict_by_another_model(file: Path) -> None:
+    """Launch, to be verified by a server that says so; the file is then as it was."""
+    before = file.read_text()
+    baseline = Replay()
+    baseline.root = "/models/another"
+    try:
+        section = {"verify": {"baseline_url": baseline.url}}
+        file.write_text(yaml.safe_dump(yaml.safe_load(before) | section))
+        done = mtppp("launch", str(file), timeout=PATIENCE)
+    finally:
+        baseline.stop()
+    assert done.returncode == 3, done.stderr
+    assert "? verify         INCONCLUSIVE: other weights" in done.stderr
+    file.write_text(before)
+
+
 def started(lab: Lab, host: str) -> str:
     """The raylet of a host, by number."""
     return lab.output(host, "pgrep", "-f", "[r]aylet/raylet")
@@ -163,19 +193,32 @@ def test_a_rank_that_dies_while_it_loads(lab: Lab, file_of: Callable[..., Path])
     assert left(lab) == {}
 
 
-def test_ranks_that_are_not_what_was_planned(lab: Lab, file_of: Callable[..., Path]) -> None:
-    python = str(yaml.safe_load(file_of("differs").read_text())["runtime"]["python"])
-    runtime = {"vllm": "0.32.0", "python": python, "device": "cpu"}
-    file = file_of("differs", runtime=runtime | {"env": {"TEST_FAULT": "cut_elsewhere"}})
+@pytest.fixture
+def faulty_file(file_of: Callable[..., Path]) -> Callable[..., Path]:
+    """A file whose deployment has one of the faults of tests/faults, if `faulty` launches it."""
+
+    def write(name: str, fault: str, **changes: Any) -> Path:
+        runtime = yaml.safe_load(file_of(name).read_text())["runtime"]
+        return file_of(name, runtime=runtime | {"env": {"TEST_FAULT": fault}}, **changes)
+
+    return write
+
+
+def faulty(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, which ships the plugin of faults, too."""
     packages = [CHECKOUT / part for part in ("launcher", "patches", "tests/faults")]
-    done = subprocess.run(
-        [sys.executable, "-m", "faulty_mtppp", "launch", str(file)],
+    return subprocess.run(
+        [sys.executable, "-m", "faulty_mtppp", *arguments],
         env=os.environ | {"PYTHONPATH": ":".join(map(str, packages))},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
+
+
+def test_ranks_that_are_not_what_was_planned(lab: Lab, faulty_file: Callable[..., Path]) -> None:
+    done = faulty("launch", str(faulty_file("differs", "cut_elsewhere")))
     assert done.returncode == 1, done.stderr
     assert "error: the ranks are not what was planned" in done.stderr
     assert "│ rank 0: layers is 0-3, planned is 0-4" in done.stderr
@@ -184,3 +227,18 @@ def test_ranks_that_are_not_what_was_planned(lab: Lab, file_of: Callable[..., Pa
     assert f"│ rank 0: {cut}" in done.stderr
     assert "hint: this would serve something else than the file says; it was stopped" in done.stderr
     assert left(lab) == {}
+
+
+def test_a_deployment_that_emits_other_tokens_is_stopped(
+    lab: Lab, faulty_file: Callable[..., Path]
+) -> None:
+    """All ranks are what was planned: only what comes out tells."""
+    done = faulty("launch", str(faulty_file("garbled", "garbled")))
+    assert done.returncode == 1, done.stderr
+    assert "✓ attest         2 ranks are as planned" in done.stderr
+    assert "error: garbled objects to its own tokens" in done.stderr
+    assert "│ FAIL, decode or speculation  (glance tier)" in done.stderr
+    assert left(lab) == {}
+    [directory] = re.findall(r"written +(/\S+)/result\.json", done.stderr)
+    assert json.loads(Path(directory, "result.json").read_text())["verdict"] == "FAIL"
+    shutil.rmtree(directory)

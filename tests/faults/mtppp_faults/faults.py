@@ -54,11 +54,32 @@ def _deaf(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., Any]:
     return execute_model
 
 
+def _garbling(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., Any]:
+    def execute_model(self: Any, *given: Any, **named: Any) -> Any:
+        if self.is_last_pp_rank and "sample" not in vars(self):
+            sample = self.sample
+
+            def garbled(*batch: Any) -> Any:
+                sampled, *counts = sample(*batch)
+                sampled.sampled_token_ids[:, 0] ^= 1
+                return sampled, *counts
+
+            self.sample = garbled
+        return original(self, *given, **named)
+
+    return execute_model
+
+
 ADDED: Mapping[str, tuple[str, Target]] = {
     # The last stage does not hear which requests have ended, as if a message were lost.
     "deaf_to_ends": (
         "invariants",
         Target("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.execute_model", _deaf),
+    ),
+    # All ranks agree, and the first token of each step is its neighbour in the vocabulary.
+    "garbled": (
+        "invariants",
+        Target("vllm.v1.worker.gpu.model_runner", "GPUModelRunner.execute_model", _garbling),
     ),
 }
 """Fault -> patch behind whose replacements it is put, and what it replaces."""
