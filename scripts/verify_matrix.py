@@ -48,7 +48,12 @@ from mtppp.console import Console  # noqa: E402
 from mtppp.verify.prompts import own_set  # noqa: E402
 from mtppp.verify.run import Settings  # noqa: E402
 from mtppp.verify.servers import Server  # noqa: E402
-from mtppp.verify.session import Outcome, verify  # noqa: E402
+from mtppp.verify.session import (  # noqa: E402
+    Outcome,
+    record_baseline,
+    verify,
+    verify_by_stored,
+)
 from mtppp.verify.tiers import TIERS, Tier  # noqa: E402
 from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
 from mtppp_patches.patch import names_needed  # noqa: E402
@@ -113,6 +118,7 @@ class Comparison:
         allowed: verdicts that are right.
         cause: what a FAIL must name; "" when anything will do.
         drafts: what must be said of acceptance; "" when anything will do.
+        stored: the baseline is recorded first, and does not judge itself.
         timeout: seconds for an answer.
     """
 
@@ -123,6 +129,7 @@ class Comparison:
     baseline: Arm = BASELINE
     drafts: str = ""
     tier: Tier = SMOKE
+    stored: bool = False
     timeout: float = 1200.0
 
 
@@ -175,6 +182,7 @@ _SECOND_STAGE = "model.layers.4."  # of 0-5; the second of two stages begins wit
 COMPARISONS: dict[str, Comparison] = {
     "pp2-mtp": Comparison("PP2 with MTP", _MTP, ("PASS",)),
     "tp1": Comparison("TP1", Arm(), ("PASS",)),
+    "tp1-stored": Comparison("TP1, by a stored baseline", Arm(), ("PASS",), stored=True),
     "tp1-certify": Comparison("TP1, certify tier", Arm(), ("PASS",), tier=TIERS["certify"]),
     # Number formats must be the same: this one is no sound arm, and neither a PASS nor a FAIL.
     "bfloat16": Comparison(
@@ -214,6 +222,13 @@ COMPARISONS: dict[str, Comparison] = {
         Arm(weights=swapped(3, 4)),
         ("FAIL",),
         cause="weights or forward pass",
+    ),
+    "layers-swapped-stored": Comparison(
+        "layers 3 and 4 swapped, by a stored baseline",
+        Arm(weights=swapped(3, 4)),
+        ("FAIL",),
+        cause="weights or forward pass",
+        stored=True,
     ),
     "expert-1.05": Comparison(
         "one expert of layer 4 times 1.05",
@@ -286,7 +301,13 @@ def compared(name: str, baseline: str, port: int) -> bool:
     comparison = COMPARISONS[name]
     with serving(comparison.candidate, port) as candidate:
         started = time.monotonic()
-        outcome = compare(candidate, baseline, comparison.tier, timeout=comparison.timeout)
+        outcome = compare(
+            candidate,
+            baseline,
+            comparison.tier,
+            timeout=comparison.timeout,
+            stored=comparison.stored,
+        )
     is_right = as_it_must_be(comparison, outcome)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     results[name] = {
@@ -316,21 +337,23 @@ def as_it_must_be(comparison: Comparison, outcome: Outcome) -> bool:
     )
 
 
-def compare(candidate: str, baseline: str, tier: Tier, *, timeout: float) -> Outcome:
-    """A verification by mtppp's own prompts."""
+def compare(
+    candidate: str, baseline: str, tier: Tier, *, timeout: float, stored: bool = False
+) -> Outcome:
+    """A verification by mtppp's own prompts; `stored`: by what the baseline has kept."""
+    prompts = own_set(tier.requests)
+    ours, theirs = Server("candidate", candidate), Server("baseline", baseline)
     with (
         tempfile.TemporaryDirectory(prefix="verify-matrix-") as directory,
         Console().step("verify") as step,
     ):
-        return verify(
-            Path(directory),
-            Settings(tier, timeout=timeout, same_model=True),
-            own_set(tier.requests),
-            candidate=Server("candidate", candidate),
-            baseline=Server("baseline", baseline),
-            about={},
-            progress=step.count,
-        )
+        run, kept = Path(directory, "run"), Path(directory, "baseline")
+        settings = Settings(tier, timeout=timeout, same_model=True)
+        asking: dict[str, Any] = {"about": {}, "progress": step.count}
+        if not stored:
+            return verify(run, settings, prompts, candidate=ours, baseline=theirs, **asking)
+        record_baseline(kept, settings, prompts, baseline=theirs, **asking)
+        return verify_by_stored(run, kept, settings, prompts, candidate=ours, **asking)
 
 
 @contextmanager
