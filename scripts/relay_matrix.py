@@ -63,12 +63,16 @@ from mtppp_patches.observations import (  # noqa: E402
 )
 from mtppp_patches.patch import names_needed  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
+from mtppp_patches.releases import releases  # noqa: E402
 
 PLUGINS = ("mtppp_patches", "mtppp_cpu")
 PROMPTS = ROOT / "cluster_configs/models/demo-prompts.json"
 
 # vLLM's CPU kernels: DeepSeek's latent attention has another block size than plain attention.
 BLOCK_SIZE = {"glm4_moe": 32, "deepseek_v3": 16, "glm_moe_dsa": 16}
+PLAIN_BLOCK_SIZE = 32
+WITHOUT_LATENT_ATTENTION = releases("0.23.0", "0.27.1")
+"""On CPUs these have none, and compute DeepSeek's as plain attention when told to."""
 # Stages of the demo model whose layers share indices; vLLM's own two are 6,6.
 PARTITIONS = {("glm_moe_dsa", 3): (6, 4, 2)}
 CONTEXT = 320
@@ -248,9 +252,19 @@ class Laboratory:
         return str(config["model_type"])
 
     @property
+    def variables(self) -> dict[str, str]:
+        """What an engine of this model needs here beyond a launch's environment."""
+        told = self.model_type in WHOLE_PROMPTS and self.release in WITHOUT_LATENT_ATTENTION
+        return {"VLLM_MLA_DISABLE": "1"} if told else {}
+
+    @property
+    def whole_prompts(self) -> bool:
+        return self.model_type in WHOLE_PROMPTS and not self.variables
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Scenarios that this model cannot run here -> why."""
-        if self.model_type not in WHOLE_PROMPTS:
+        if not self.whole_prompts:
             return {}
         why = "vLLM has neither chunked prefill nor prefix caching for latent attention on CPUs"
         return {name: why for name in WITH_PARTS if name in self.scenarios}
@@ -267,6 +281,7 @@ class Laboratory:
             "patches": self._patches(),
             "near_tie_nats": NEAR_TIE[self.dtype],
             "left_out": self.left_out,
+            "variables": self.variables,
             "arms": {},
         }
         references = {arm: reference_of(arm) for arm in candidates}
@@ -376,7 +391,7 @@ class Laboratory:
             return outcome
 
     def _engine(self, arm: Arm) -> dict[str, Any]:
-        block_size = BLOCK_SIZE[self.model_type]
+        block_size = PLAIN_BLOCK_SIZE if self.variables else BLOCK_SIZE[self.model_type]
         arguments: dict[str, Any] = {
             "model": str(self.model),
             "dtype": self.dtype,
@@ -387,9 +402,7 @@ class Laboratory:
             "tensor_parallel_size": arm.tensor,
             "max_model_len": CONTEXT,
             "max_num_seqs": SLOTS,
-            "max_num_batched_tokens": (
-                CONTEXT if self.model_type in WHOLE_PROMPTS else TOKEN_BUDGET
-            ),
+            "max_num_batched_tokens": (CONTEXT if self.whole_prompts else TOKEN_BUDGET),
             "block_size": block_size,
             "num_gpu_blocks_override": CONTEXT // block_size + 3 if arm.small_cache else PLENTY,
         }
@@ -424,7 +437,7 @@ class Laboratory:
 
     def _environment(self, arm: Arm, directory: Path) -> dict[str, str]:
         packages = list(PLUGINS)
-        variables: dict[str, str] = {}
+        variables = self.variables
         if arm.fault:
             packages.insert(0, "mtppp_faults")
             variables["TEST_FAULT"] = arm.fault

@@ -17,6 +17,7 @@ from mtppp.plan.build import engine_spec, serving
 from mtppp.plan.costs import best_cut, largest_max_model_len
 from mtppp.plan.memory import DEFAULT_UTILISATION, Gpu, memory_report
 from mtppp.plan.partition import check_partition, nearest_legal, vllm_default
+from mtppp.runtime.lock import has_lock
 from mtppp_patches.engine_spec import EngineSpec
 from mtppp_patches.registry import PATCHES
 from mtppp_patches.releases import RELEASES
@@ -43,9 +44,13 @@ class Judged:
 
 
 def default_release() -> str:
-    """vLLM's release where nobody says one: the newest that something was proven on."""
+    """vLLM's release where nobody says one.
+
+    The newest that something was proven on, of those that mtppp can install on the nodes.
+    """
     proven = [release for release in RELEASES if release in support().releases]
-    return (proven or RELEASES)[-1]
+    installable = [release for release in proven if has_lock(release, "cuda")]
+    return (installable or proven or RELEASES)[-1]
 
 
 def judge(draft: Draft, facts: ModelFacts | None, file: Path) -> Judged:

@@ -76,17 +76,23 @@ def parse_lock(text: str, origin: str) -> Lock:
     return Lock(text, origin, digest, pythons, int(headers.get("bytes", "0")), versions)
 
 
+_LOCKS = resources.files("mtppp.runtime").joinpath("locks")
+
+
+def has_lock(release: str, device: str) -> bool:
+    """Whether mtppp comes with a lock for this release and device."""
+    return _LOCKS.joinpath(f"vllm-{release}-{device}.txt").is_file()
+
+
 def bundled_lock(release: str, device: str) -> Lock:
     """The lock that comes with mtppp.
 
     Raises:
         ConfigurationError: there is none for this release and device.
     """
-    locks = resources.files("mtppp.runtime").joinpath("locks")
-    name = f"vllm-{release}-{device}.txt"
-    file = locks.joinpath(name)
-    if not file.is_file():
-        known = ", ".join(sorted(path.name.removesuffix(".txt") for path in locks.iterdir()))
+    file = _LOCKS.joinpath(f"vllm-{release}-{device}.txt")
+    if not has_lock(release, device):
+        known = ", ".join(sorted(path.name.removesuffix(".txt") for path in _LOCKS.iterdir()))
         raise ConfigurationError(
             f"runtime.environment: there is no lock for vLLM {release} on {device}, but {known}",
             hint=f"name your own in runtime.lock ({_MAKE_ONE}), or set runtime.python alone",

@@ -11,7 +11,8 @@ from mtppp.errors import ConfigurationError, Refused
 from mtppp.importer.judge import default_release
 from mtppp.model.facts import ModelFacts, read_facts
 from mtppp.plan.build import engine_spec
-from mtppp_patches.support import admissible
+from mtppp.runtime.lock import has_lock
+from mtppp_patches.support import admissible, support
 
 # The command of the public recipe for two nodes, which cannot start as it is.
 REPORTED = (
@@ -181,3 +182,8 @@ def test_the_release_of_an_image_gives_way_to_a_proven_one(
     wished = imported(image, facts=glm_4_moe, vllm="0.26.0")
     assert wished.cluster.runtime.vllm == "0.26.0"
     assert "vLLM 0.26.0" in wished.said("refused")
+
+
+def test_where_nobody_names_a_release_mtppp_can_install_it() -> None:
+    assert has_lock(default_release(), "cuda")
+    assert default_release() in support().releases

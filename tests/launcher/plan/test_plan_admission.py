@@ -43,7 +43,8 @@ def test_what_is_proven_goes_ahead(decide: Callable[..., Admission], family: str
             "decode: engine of deepseek_v3, drafter_weights: class, stage_boundary: class, "
             "index_share: class",
         ),
-        ("0.32.0", "decode: engine of deepseek_v3, stage_boundary: engine, index_share: engine"),
+        ("0.31.0", "decode: engine of deepseek_v3, stage_boundary: class, index_share: class"),
+        ("0.32.0", "decode: engine, stage_boundary: engine, index_share: engine"),
     ],
 )
 def test_glm_5_2_goes_ahead_on_what_was_shown_of_it(
