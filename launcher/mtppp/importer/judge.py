@@ -202,7 +202,7 @@ def _sentence(text: str) -> str:
 
 
 def _admissible_release(cluster: Cluster, facts: ModelFacts) -> str | None:
-    for release in reversed(RELEASES):
+    for release in (default_release(), *reversed(RELEASES)):
         runtime = cluster.runtime.model_copy(update={"vllm": release})
         other = cluster.model_copy(update={"runtime": runtime})
         if admissible(engine_spec(other, family=facts.model_type)).allowed:
