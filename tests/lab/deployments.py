@@ -63,7 +63,7 @@ def cluster_file(
 
 
 def imported_file(
-    directory: Path, lab: Lab, *, hosts: Sequence[str], model: str, python: Path
+    directory: Path, lab: Lab, *, hosts: Sequence[str], model: str, python: Path, release: str
 ) -> Path:
     """What `mtppp import` makes of the commands that people have, one for each host.
 
@@ -86,7 +86,8 @@ def imported_file(
         )
         scripts.append(str(script))
     nodes = [f"--node={host}={known[host]['address']}" for host in hosts]
-    options = ["--device=cpu", f"--python={python}", f"--ssh-config={lab.ssh_config}"]
+    options = ["--device=cpu", f"--vllm={release}", f"--python={python}"]
+    options.append(f"--ssh-config={lab.ssh_config}")
     done = mtppp("import", *scripts, *nodes, *options, f"--name={model}-pp")
     assert done.returncode == 0, done.stderr
     assert "fill in" not in done.stderr

@@ -34,14 +34,24 @@ TOKENS = 24
 
 
 @pytest.mark.parametrize(
-    ("model", "file_of"), [("demo-glm4-moe", imported_file), ("demo-deepseek-v3", cluster_file)]
+    ("release", "model", "file_of"),
+    [
+        ("0.32.0", "demo-glm4-moe", imported_file),  # as vLLM ships it
+        ("0.29.0", "demo-deepseek-v3", cluster_file),  # with all patches
+    ],
 )
 def test_pp_with_mtp_emits_what_a_tp_only_server_would(
-    lab: Lab, tmp_path: Path, vllm_python_0_32: Path, model: str, file_of: Callable[..., Path]
+    lab: Lab,
+    tmp_path: Path,
+    vllm_python: Callable[[str], Path],
+    release: str,
+    model: str,
+    file_of: Callable[..., Path],
 ) -> None:
     hosts = ["n1", "n2"]
     texts = [prompt["text"] for prompt in PROMPTS][:: len(PROMPTS) // SCORED_PROMPTS]
-    candidate = file_of(tmp_path, lab, hosts=hosts, model=model, python=vllm_python_0_32)
+    where = {"hosts": hosts, "model": model, "python": vllm_python(release), "release": release}
+    candidate = file_of(tmp_path, lab, **where)
     with launched(candidate) as server:
         assert "chat:" in server.said
         answers = server.greedy(texts[:SCORED_PROMPTS], TOKENS)
@@ -52,14 +62,7 @@ def test_pp_with_mtp_emits_what_a_tp_only_server_would(
     assert all(0 < count < drafts for count in accepted), (drafts, accepted)
 
     baseline = cluster_file(
-        tmp_path,
-        lab,
-        hosts=hosts,
-        model=model,
-        python=vllm_python_0_32,
-        name=f"{model}-tp",
-        parallel={"tensor": 2},
-        speculative=None,
+        tmp_path, lab, **where, name=f"{model}-tp", parallel={"tensor": 2}, speculative=None
     )
     with launched(baseline) as server:
         gaps = server.gaps(answers)
@@ -68,17 +71,20 @@ def test_pp_with_mtp_emits_what_a_tp_only_server_would(
 
 
 def test_three_stages_follow_the_file_and_not_the_order_of_joining(
-    lab: Lab, tmp_path: Path, vllm_python_0_32: Path
+    lab: Lab, tmp_path: Path, vllm_python: Callable[[str], Path]
 ) -> None:
+    """On the oldest release that is launched, whose patches are the most."""
     hosts = ["n2", "n3", "n1"]
     file = cluster_file(
         tmp_path,
         lab,
         hosts=hosts,
         model="demo-glm4-moe",
-        python=vllm_python_0_32,
+        python=vllm_python("0.27.1"),
+        release="0.27.1",
         name="three",
         parallel={"pipeline": 3, "layer_partition": [3, 2, 1]},
+        serve={"args": {"max-model-len": 512, "max-num-seqs": 8, "dtype": "bfloat16"}},
     )
     with JoinsLast("/three/1", lab.output), launched(file) as server:
         attested = {
