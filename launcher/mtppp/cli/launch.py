@@ -49,7 +49,8 @@ def command(deployment: str | None, restart: bool, yes: str | None) -> None:
     for line in target.report:
         console.say(line)
     plan = target.plan
-    console.say(f"{plan.name} serves {plan.served_name} at {plan.endpoint}/v1")
+    does = "holds" if target.holding else "serves"
+    console.say(f"{plan.name} {does} {plan.served_name} at {plan.endpoint}/v1")
     if not reachable_from_here(plan.endpoint, plan.served_name):
         console.say(f"that cannot be reached from here: mtppp forward {plan.name}")
     console.say(f"stop it with: mtppp stop {plan.name}")

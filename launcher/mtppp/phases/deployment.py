@@ -46,6 +46,7 @@ class Deployment:
         living: nodes whose Ray lives on while what is missing is brought back, by index.
         finished: whether the steps that follow have nothing to do.
         gate_key: lets our requests through the server's gate; "" while it is not known.
+        holding: whether requests of others are still held when all steps are done.
         exit_status: what the command ends with when all steps are done.
         report: what is to be shown at its end.
     """
@@ -68,6 +69,7 @@ class Deployment:
     living: frozenset[int] = frozenset()
     finished: bool = False
     gate_key: str = ""
+    holding: bool = False
     exit_status: int = 0
     report: Sequence[str] = ()
     _way: Way | None = None

@@ -162,6 +162,7 @@ def _stop_if_told(deployment: Deployment, outcome: Outcome, what: str) -> None:
 def _conclude(deployment: Deployment, outcome: Outcome, *, opened: bool) -> None:
     """What the launch ends with and shows."""
     deployment.exit_status = outcome.verdict.exit_status
+    deployment.holding = not opened
     name = deployment.plan.name
     held = (
         f"{name} holds requests of others: launch again to verify it again,"
