@@ -137,12 +137,14 @@ def test_a_wrong_one_is_stopped_or_kept_as_the_file_says(
     assert deployment.exit_status == 1
     assert deployment.report[0].startswith("FAIL")
     assert "holds requests of others" in deployment.report[-1]
+    assert deployment.holding
     assert not opened
 
     deployment = launched(on_fail="keep")
     Verify().run(deployment, step)
     assert deployment.exit_status == 1
     assert "holds requests of others" not in "".join(deployment.report)
+    assert not deployment.holding
     assert opened == ["FAIL, decode or speculation, at your own risk as verify.on_fail says"]
 
 
@@ -174,6 +176,7 @@ def test_a_baseline_that_cannot_be_asked_leaves_the_deployment(
     assert "has no tokenizer" in step.note
     assert (deployment.exit_status, step.succeeded) == (3, None)
     assert "holds requests of others" in deployment.report[-1]
+    assert deployment.holding
     assert not opened
 
 
