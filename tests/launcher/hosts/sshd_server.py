@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from free_ports import free_port
+
 from mtppp.hosts.known_hosts import fingerprint, recorded_name
 from mtppp.hosts.ssh import SshTarget, SshTransport
 
@@ -55,12 +57,6 @@ def has_ended(pid: int) -> bool:
             return True
         time.sleep(0.01)
     return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 class Sshd:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from sshd_server import LOOPBACK, Relay, Sshd, free_port
+from free_ports import free_port
+from sshd_server import LOOPBACK, Relay, Sshd
 
 from mtppp.engine.client import EngineClient, NotReachable
 from mtppp.errors import ConnectFailed, ForwardingProhibited, MtpppError

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 from sshd_server import (
     LOOPBACK,
     USER,
     Sshd,
     agent,
-    free_port,
     key_fingerprint,
     make_key,
     public_key,

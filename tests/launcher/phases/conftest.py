@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from free_ports import free_port
 from scripted import SLEEP, running
 
 from mtppp.cluster import Cluster
@@ -28,12 +28,9 @@ def step() -> Step:
     return Step(Console(), "a step")
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture(name="free_port")
+def a_free_port() -> int:
+    return free_port()
 
 
 @pytest.fixture

@@ -94,6 +94,7 @@ def launched(
         recovery: str = "everything",
         worker: bool = False,
     ) -> Deployment:
+        before = len(started)
         script = SERVER.replace("MODE", mode).replace("PORT", str(free_port))
         ray = ["sh", "-c", f"setsid {' '.join(RAY)} & exec {' '.join(RAY)}"] if worker else RAY
         commands = {"ray": ray, "server": [sys.executable, "-c", script]}
@@ -119,6 +120,7 @@ def launched(
             put(deployment.plan.head, "checked.json", {"by": "ann@desk", "at": "T"})
         with EngineClient(deployment.plan.endpoint) as client:
             while "server" in roles and not client.healthy():
+                assert all(process.poll() is None for process in started[before:])
                 time.sleep(0.01)
         return deployment
 
