@@ -264,14 +264,20 @@ def test_a_ray_that_ended_is_told_with_its_own_log(deploy: Deploy, step: Step) -
     assert raised.value.details == ("b ray: ValueError: ray",)
 
 
-def test_nothing_of_the_launch_before_is_told(
-    deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def whose_ray_ends(deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """Where Ray of the second node ends while the launch waits for all nodes to join."""
     monkeypatch.setattr(ray_cluster, "_LOOK_AT_NODES", 0.05)
     deployment = deploy()
     plan = deployment.plan
     second = replace(plan.nodes[1], ray=running(plan.nodes[1].ray, "raise ValueError('ray')"))
     change_plan(deployment, nodes=(plan.nodes[0], second), placement=running(plan.placement, SLEEP))
+    return deployment
+
+
+def test_nothing_of_the_launch_before_is_told(
+    deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = whose_ray_ends(deploy, monkeypatch)
     error = b"ValueError: of the launch before\n"
     for node, planned in deployment.members:
         logs = ("server.log", "server.log.1", "ray.log", "ray-logs/worker-1-0a-7.err")
@@ -281,7 +287,7 @@ def test_nothing_of_the_launch_before_is_told(
     with pytest.raises(RemoteCommandFailed) as raised:
         Place().run(deployment, step)
     assert raised.value.details == ("b ray: ValueError: ray",)
-    kept = Path(plan.nodes[1].directory)
+    kept = Path(deployment.plan.nodes[1].directory)
     for name in ("server.log", "ray.log", "ray-logs"):
         held = kept / f"{name}.before"
         assert (held / "worker-1-0a-7.err" if held.is_dir() else held).read_bytes() == error
@@ -332,11 +338,7 @@ def test_a_placement_that_fails(deploy: Deploy, step: Step, script: str, message
 def test_a_ray_that_ends_while_the_others_are_waited_for(
     deploy: Deploy, step: Step, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "_LOOK_AT_NODES", 0.05)
-    deployment = deploy()
-    plan = deployment.plan
-    second = replace(plan.nodes[1], ray=running(plan.nodes[1].ray, "raise ValueError('ray')"))
-    change_plan(deployment, nodes=(plan.nodes[0], second), placement=running(plan.placement, SLEEP))
+    deployment = whose_ray_ends(deploy, monkeypatch)
     make_directories(deployment)
     StartRay().run(deployment, step)
     with pytest.raises(RemoteCommandFailed) as raised:

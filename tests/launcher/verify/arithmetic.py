@@ -13,10 +13,11 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate, count
 from multiprocessing.connection import Connection
 from typing import Any
+
+from quick_http import serve_quickly
 
 MODEL = "arithmetic"
 CONTEXT = 9216
@@ -117,30 +118,9 @@ def serve(port: Connection, seed: int, damaged: float) -> None:
             choice["token_ids"] = generated(ids, *asked, damaged, chance)
         return {"id": str(next(names)), "choices": [choice]}
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    def respond(path: str, asked: bytes) -> bytes | None:
+        if not asked and path != "/v1/models":
+            return None
+        return json.dumps(answer(path, json.loads(asked or b"{}"))).encode()
 
-        def do_GET(self) -> None:
-            if self.path != "/v1/models":
-                self.send_error(404)
-                return
-            self._give({})
-
-        def do_POST(self) -> None:
-            self._give(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-        def _give(self, asked: dict[str, Any]) -> None:
-            body = json.dumps(answer(self.path, asked)).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing on standard error."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    port.send(http.server_port)
-    http.serve_forever()
+    serve_quickly(respond, port)

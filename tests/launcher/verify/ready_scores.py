@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from multiprocessing.connection import Connection
+
+from quick_http import serve_quickly
 
 PROMPT, ANSWER = 130, 32
 """Tokens of what is scored."""
@@ -22,26 +24,5 @@ def serve_scores(port: Connection) -> None:
         "prompt_logprobs": [None, *({str(token): own} | position for token in ids[1:])],
     }
     rest = json.dumps({"choices": [choice]})[1:].encode()
-    answered = 0
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-        def do_POST(self) -> None:
-            nonlocal answered
-            self.rfile.read(int(self.headers["content-length"]))
-            answered += 1
-            body = f'{{"id": "{answered}", '.encode() + rest
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Nothing on standard error."""
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    port.send(http.server_port)
-    http.serve_forever()
+    numbers = count(1)
+    serve_quickly(lambda path, asked: f'{{"id": "{next(numbers)}", '.encode() + rest, port)
