@@ -221,10 +221,10 @@ def test_ranks_that_are_not_what_was_planned(lab: Lab, faulty_file: Callable[...
     done = faulty("launch", str(faulty_file("differs", "cut_elsewhere")))
     assert done.returncode == 1, done.stderr
     assert "error: the ranks are not what was planned" in done.stderr
-    assert "│ rank 0: layers is 0-3, planned is 0-4" in done.stderr
-    assert "│ rank 1: layers is 4-5, planned is 5" in done.stderr
+    assert "│ rank 0 on n1: layers is 0-3, planned is 0-4" in done.stderr
+    assert "│ rank 1 on n2: layers is 4-5, planned is 5" in done.stderr
     cut = "variable VLLM_PP_LAYER_PARTITION has another value, planned is 5,1"
-    assert f"│ rank 0: {cut}" in done.stderr
+    assert f"│ rank 0 on n1: {cut}" in done.stderr
     assert "hint: this would serve something else than the file says; it was stopped" in done.stderr
     assert left(lab) == {}
 

@@ -13,7 +13,7 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import WithoutTrace, on_each
 from mtppp.phases.run_directory import SHARED_MEMORY_FILE
 from mtppp.plan.environment import effective
-from mtppp.plan.plan import Plan
+from mtppp.plan.plan import Plan, Rank
 from mtppp_patches.attest import digest
 from mtppp_patches.presence import lacking
 from mtppp_patches.registry import PATCHES
@@ -66,69 +66,82 @@ def _record(host: str, path: str, text: str) -> dict[str, Any]:
 def differences(
     plan: Plan, attested: Sequence[Mapping[str, Any]], secrets: Mapping[str, str]
 ) -> Iterator[str]:
-    """Where ranks differ from the Plan, one line each.
+    """Where ranks differ from the Plan: of the ranks of one host that differ alike, one line.
 
     Args:
         attested: records of ranks; `node` is the index of the node whose run directory held it.
         secrets: values of the file's secrets; none of them is shown.
     """
+    alike: dict[tuple[str, str], list[int]] = {}
+    for rank, host, what in _of_each(plan, attested, secrets):
+        alike.setdefault((host, what), []).append(rank)
+    for (host, what), ranks in alike.items():
+        yield f"{'rank' if len(ranks) == 1 else 'ranks'} {_short(ranks)} on {host}: {what}"
+
+
+def _of_each(
+    plan: Plan, attested: Sequence[Mapping[str, Any]], secrets: Mapping[str, str]
+) -> Iterator[tuple[int, str, str]]:
+    """Rank, host and what differs there; of a rank that has not attested, the host it should be
+    on."""
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for record in attested:
         by_rank.setdefault(record["rank"], []).append(record)
     for rank in plan.ranks:
         records = by_rank.pop(rank.rank, [])
         if not records:
-            yield f"rank {rank.rank} has not attested"
-            continue
-        if len(records) > 1:
-            hosts = sorted(plan.nodes[record["node"]].host for record in records)
-            yield f"rank {rank.rank} attested on {', '.join(hosts)}"
-            continue
-        record = records[0]
-        stage = plan.stages[rank.stage]
-        layers = list(range(stage.first_layer, stage.last_layer + 1))
-        address = plan.nodes[rank.node].address
-        wanted = {
-            "node": rank.node,
-            "address": address,
-            "stage": rank.stage,
-            "tensor_rank": rank.tensor_rank,
-            "layers": layers,
-            "async_scheduling": True,
-            "invariants": plan.invariants,
-            "executor": "ray",
-            "release": plan.vllm,
-            "plugins": plan.nodes[rank.node].plugins.rpartition("/")[2],
-            "displaced": [],
-        }
-        held = {**record, "release": str(record.get("vllm")).partition("+")[0]}
-        for what, planned in wanted.items():
-            if held.get(what) != planned:
-                yield (
-                    f"rank {rank.rank}: {what} is {_short(held.get(what))},"
-                    f" planned is {_short(planned)}"
-                )
-        if bool(record.get("drafter")) != stage.drafter:
-            yield (
-                f"rank {rank.rank} of stage {rank.stage} has"
-                f" {'a' if record.get('drafter') else 'no'} drafter"
-            )
-        if not record.get("runner_v2"):
-            yield f"rank {rank.rank}: runs {record.get('runner')}, not the V2 model runner"
-        patches = record.get("patches", {})
-        if sorted(patches) != sorted(plan.patches):
-            yield (
-                f"rank {rank.rank}: patches are {_names(patches)},"
-                f" planned are {_names(plan.patches)}"
-            )
-        last = rank.stage == len(plan.stages) - 1
-        for name, what in _not_in_place(plan, patches, last_stage=last):
-            yield f"rank {rank.rank}: of patch {name} is not in place: {what}"
-        planned_environment = effective(plan.nodes[rank.node].ray.env)
-        for what in _variables(planned_environment, secrets, record.get("environment")):
-            yield f"rank {rank.rank}: {what}"
+            yield rank.rank, plan.nodes[rank.node].host, "nothing attested"
+        elif len(records) > 1:
+            yield rank.rank, _hosts(plan, records), "attested on each"
+        else:
+            for what in _of_rank(plan, rank, records[0], secrets):
+                yield rank.rank, _hosts(plan, records), what
     for number in sorted(by_rank):
-        yield f"rank {number} attested, but is not in the Plan"
+        yield number, _hosts(plan, by_rank[number]), "attested, but not in the Plan"
+
+
+def _hosts(plan: Plan, records: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted(plan.nodes[record["node"]].host for record in records))
+
+
+def _of_rank(
+    plan: Plan, rank: Rank, record: Mapping[str, Any], secrets: Mapping[str, str]
+) -> Iterator[str]:
+    """How what one rank has attested differs from the Plan."""
+    stage, node = plan.stages[rank.stage], plan.nodes[rank.node]
+    wanted = {
+        "host": node.host,
+        "address": node.address,
+        "stage": rank.stage,
+        "tensor_rank": rank.tensor_rank,
+        "layers": list(range(stage.first_layer, stage.last_layer + 1)),
+        "async_scheduling": True,
+        "invariants": plan.invariants,
+        "executor": "ray",
+        "release": plan.vllm,
+        "plugins": node.plugins.rpartition("/")[2],
+        "displaced": [],
+    }
+    held = {
+        **record,
+        "host": plan.nodes[record["node"]].host,
+        "release": str(record.get("vllm")).partition("+")[0],
+    }
+    for what, planned in wanted.items():
+        if held.get(what) != planned:
+            yield f"{what} is {_short(held.get(what))}, planned is {_short(planned)}"
+    if bool(record.get("drafter")) != stage.drafter:
+        drafter = record.get("drafter") or "none"
+        yield f"drafter is {drafter}, planned is {'one' if stage.drafter else 'none'}"
+    if not record.get("runner_v2"):
+        yield f"runs {record.get('runner')}, not the V2 model runner"
+    patches = record.get("patches", {})
+    if sorted(patches) != sorted(plan.patches):
+        yield f"patches are {_names(patches)}, planned are {_names(plan.patches)}"
+    last = rank.stage == len(plan.stages) - 1
+    for name, what in _not_in_place(plan, patches, last_stage=last):
+        yield f"of patch {name} is not in place: {what}"
+    yield from _variables(effective(node.ray.env), secrets, record.get("environment"))
 
 
 def _not_in_place(

@@ -61,35 +61,35 @@ def test_ranks_that_are_as_planned(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("rank", "changes", "told"),
     [
-        (0, {"node": 1}, "rank 0: node is 1, planned is 0"),
-        (0, {"address": "10.0.0.2"}, "rank 0: address is 10.0.0.2, planned is 10.0.0.1"),
-        (1, {"stage": 0}, "rank 1: stage is 0, planned is 1"),
-        (1, {"tensor_rank": 1}, "rank 1: tensor_rank is 1, planned is 0"),
-        (0, {"layers": [0, 1, 2, 4]}, "rank 0: layers is 0-2,4, planned is 0-3"),
-        (1, {"layers": []}, "rank 1: layers is [], planned is 4-5"),
-        (1, {"layers": None}, "rank 1: layers is None, planned is 4-5"),
-        (0, {"drafter": "MTP"}, "rank 0 of stage 0 has a drafter"),
-        (1, {"drafter": None}, "rank 1 of stage 1 has no drafter"),
-        (0, {"async_scheduling": False}, "rank 0: async_scheduling is False, planned is True"),
-        (1, {"invariants": "off"}, "rank 1: invariants is off, planned is count"),
-        (0, {"executor": "mp"}, "rank 0: executor is mp, planned is ray"),
-        (1, {"plugins": "ffff"}, "rank 1: plugins is ffff, planned is 0123456789abcdef"),
-        (0, {"vllm": "0.31.0"}, "rank 0: release is 0.31.0, planned is 0.32.0"),
-        (0, {"displaced": ["a.b"]}, "rank 0: displaced is ['a.b'], planned is []"),
+        (0, {"node": 1}, "rank 0 on b: host is b, planned is a"),
+        (0, {"address": "10.0.0.2"}, "rank 0 on a: address is 10.0.0.2, planned is 10.0.0.1"),
+        (1, {"stage": 0}, "rank 1 on b: stage is 0, planned is 1"),
+        (1, {"tensor_rank": 1}, "rank 1 on b: tensor_rank is 1, planned is 0"),
+        (0, {"layers": [0, 1, 2, 4]}, "rank 0 on a: layers is 0-2,4, planned is 0-3"),
+        (1, {"layers": []}, "rank 1 on b: layers is [], planned is 4-5"),
+        (1, {"layers": None}, "rank 1 on b: layers is None, planned is 4-5"),
+        (0, {"drafter": "MTP"}, "rank 0 on a: drafter is MTP, planned is none"),
+        (1, {"drafter": None}, "rank 1 on b: drafter is none, planned is one"),
+        (0, {"async_scheduling": False}, "rank 0 on a: async_scheduling is False, planned is True"),
+        (1, {"invariants": "off"}, "rank 1 on b: invariants is off, planned is count"),
+        (0, {"executor": "mp"}, "rank 0 on a: executor is mp, planned is ray"),
+        (1, {"plugins": "ffff"}, "rank 1 on b: plugins is ffff, planned is 0123456789abcdef"),
+        (0, {"vllm": "0.31.0"}, "rank 0 on a: release is 0.31.0, planned is 0.32.0"),
+        (0, {"displaced": ["a.b"]}, "rank 0 on a: displaced is ['a.b'], planned is []"),
         (
             0,
-            {"runner_v2": False, "runner": "vllm.v1.worker.gpu_model_runner.GPUModelRunner"},
-            "rank 0: runs vllm.v1.worker.gpu_model_runner.GPUModelRunner, not the V2 model runner",
+            {"runner_v2": False, "runner": "vllm.v1.worker.gpu_model_runner.Runner"},
+            "rank 0 on a: runs vllm.v1.worker.gpu_model_runner.Runner, not the V2 model runner",
         ),
         (
             1,
             {"patches": {"placement": {}}},
-            "rank 1: patches are placement, planned are {patches}",
+            "rank 1 on b: patches are placement, planned are {patches}",
         ),
         (
             1,
             {"patches": {}},
-            "rank 1: patches are none, planned are {patches}",
+            "rank 1 on b: patches are none, planned are {patches}",
         ),
     ],
 )
@@ -107,8 +107,8 @@ def test_a_patch_that_a_rank_names_and_has_not_put_in_place_is_told(plan: Plan) 
     records[0]["patches"]["index_share"] = None
     what = "WorkerWrapperBase.init_device"
     assert list(differences(plan, records)) == [
-        f"rank 0: of patch index_share is not in place: vllm.v1.worker.worker_base:{what}",
-        f"rank 1: of patch engine_guard is not in place: vllm.v1.worker.worker_base:{what}",
+        f"rank 0 on a: of patch index_share is not in place: vllm.v1.worker.worker_base:{what}",
+        f"rank 1 on b: of patch engine_guard is not in place: vllm.v1.worker.worker_base:{what}",
     ]
 
 
@@ -119,7 +119,7 @@ def test_drafts_must_be_relayed_by_each_rank(make_plan: Callable[..., Plan]) -> 
     receive = "vllm.v1.worker.gpu.pp_utils:PPHandler.receive"
     records[0]["patches"]["draft_relay"]["targets"].remove(receive)
     assert list(differences(plan, records)) == [
-        f"rank 0: of patch draft_relay is not in place: {receive}"
+        f"rank 0 on a: of patch draft_relay is not in place: {receive}"
     ]
 
 
@@ -132,13 +132,12 @@ def test_the_drafter_of_the_last_stage_must_have_its_embedding(
     for record in records:
         record["patches"][drafter_weights.PATCH.name] = {"targets": [], "pending": []}
     [told] = differences(plan, records)
-    assert told.startswith("rank 1: of patch drafter_weights is not in place: none of vllm.")
+    assert told.startswith("rank 1 on b: of patch drafter_weights is not in place: none of vllm.")
 
 
 @pytest.mark.parametrize(
     "key",
     [
-        "node",
         "address",
         "stage",
         "tensor_rank",
@@ -158,7 +157,7 @@ def test_what_a_rank_does_not_say_is_a_difference(plan: Plan, key: str) -> None:
     records = records_of(plan)
     del records[0][key]
     [told] = differences(plan, records)
-    assert told.startswith("rank 0: ")
+    assert told.startswith("rank 0 on a: ")
 
 
 def test_all_differences_of_all_ranks_are_told(plan: Plan) -> None:
@@ -166,9 +165,9 @@ def test_all_differences_of_all_ranks_are_told(plan: Plan) -> None:
     records[0]["executor"] = "mp"
     records[1].update(drafter=None, layers=[5])
     assert list(differences(plan, records)) == [
-        "rank 0: executor is mp, planned is ray",
-        "rank 1: layers is 5, planned is 4-5",
-        "rank 1 of stage 1 has no drafter",
+        "rank 0 on a: executor is mp, planned is ray",
+        "rank 1 on b: layers is 5, planned is 4-5",
+        "rank 1 on b: drafter is none, planned is one",
     ]
 
 
@@ -194,7 +193,7 @@ def test_a_variable_that_a_rank_has_otherwise(
     held = records[1]["environment"]
     held.pop(name) if value is None else held.update({name: digest(value)})
     assert list(differences(plan, records, HF_TOKEN="hf_mine")) == [
-        f"rank 1: variable {name} {told}"
+        f"rank 1 on b: variable {name} {told}"
     ]
 
 
@@ -202,8 +201,8 @@ def test_a_rank_has_the_environment_of_its_own_node(plan: Plan) -> None:
     records = records_of(plan)
     records[1]["environment"] = records[0]["environment"]
     told = list(differences(plan, records))
-    assert "rank 1: variable VLLM_HOST_IP has another value, planned is 10.0.0.2" in told
-    assert all(line.startswith("rank 1: variable ") for line in told)
+    assert "rank 1 on b: variable VLLM_HOST_IP has another value, planned is 10.0.0.2" in told
+    assert all(line.startswith("rank 1 on b: variable ") for line in told)
 
 
 def test_of_a_long_value_the_beginning_is_told(plan: Plan) -> None:
@@ -232,12 +231,32 @@ def test_what_vllm_gives_a_rank_of_its_own_is_no_difference(
 
 def test_ranks_that_are_missing_too_many_or_twice(plan: Plan) -> None:
     first, second = records_of(plan)
-    assert list(differences(plan, [])) == ["rank 0 has not attested", "rank 1 has not attested"]
+    assert list(differences(plan, [])) == [
+        "rank 0 on a: nothing attested",
+        "rank 1 on b: nothing attested",
+    ]
     assert list(differences(plan, [first, second, second | {"rank": 2}])) == [
-        "rank 2 attested, but is not in the Plan"
+        "rank 2 on b: attested, but not in the Plan"
     ]
     assert list(differences(plan, [first, second | {"node": 0}, second])) == [
-        "rank 1 attested on a, b"
+        "rank 1 on a, b: attested on each"
+    ]
+
+
+def test_ranks_of_one_host_that_differ_alike_are_told_in_one_line(
+    make_plan: Callable[..., Plan],
+) -> None:
+    nodes = [{"host": host, "address": f"10.0.0.{i}", "gpus": 4} for i, host in enumerate("ab", 1)]
+    plan = make_plan(nodes=nodes, parallel={"tensor": 4, "pipeline": 2})
+    records = records_of(plan)
+    for rank in (0, 2, 3, 4, 5):
+        records[rank]["plugins"] = "ffff"
+    del records[6:]
+    what = "plugins is ffff, planned is 0123456789abcdef"
+    assert list(differences(plan, records)) == [
+        f"ranks 0,2-3 on a: {what}",
+        f"ranks 4-5 on b: {what}",
+        "ranks 6-7 on b: nothing attested",
     ]
 
 
@@ -248,4 +267,4 @@ def test_the_drafter_is_expected_nowhere_without_speculation(
     records = records_of(plan)
     assert list(differences(plan, records)) == []
     records[1]["drafter"] = "MTP"
-    assert list(differences(plan, records)) == ["rank 1 of stage 1 has a drafter"]
+    assert list(differences(plan, records)) == ["rank 1 on b: drafter is MTP, planned is none"]

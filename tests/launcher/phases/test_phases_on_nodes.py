@@ -439,7 +439,10 @@ def test_a_rank_that_did_not_write_is_told(deploy: Deploy, step: Step) -> None:
         Attest().run(deployment, step)
     assert raised.value.message == "the ranks are not what was planned"
     assert raised.value.hint.endswith(f"mtppp logs {deployment.file} --rank RANK")
-    assert raised.value.details == ("rank 0 has not attested", "rank 1 has not attested")
+    assert raised.value.details == (
+        "rank 0 on a: nothing attested",
+        "rank 1 on b: nothing attested",
+    )
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"{}", b'{"rank": null}', b'{"rank": "x"}'])
