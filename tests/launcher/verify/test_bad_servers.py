@@ -156,7 +156,7 @@ BAD_STATUS = {
     "400": (400, b'{"error":{"message":"no"}}', 3, "answered 400"),
     "401": (401, b"no", 2, "MTPPP_CANDIDATE_KEY"),
     "not JSON": (200, b"<html>hello", 3, "did not answer with JSON"),
-    "truncated": (CUT, b'{"choices": [', 3, "complete message body"),
+    "truncated": (CUT, b'{"choices": [', 3, "broke off before its end"),
     "dropped": (DROP, b"", 3, "disconnected"),
 }
 
