@@ -291,8 +291,7 @@ class BulkClient:
             ) from None
         if not all(map(math.isfinite, known.values())):
             raise self._unusable("log probabilities that are not numbers (NaN or infinite)")
-        best = max(known, key=known.__getitem__)
-        highest = known[best]
+        highest = max(known.values())
         # A token that ties with the best may have rank 2.
         if highest > 1e-3 or rank < 1 or (rank == 1 and logprob < highest):
             raise self._unusable(
@@ -300,7 +299,8 @@ class BulkClient:
             )
         scores.gap.append(highest - logprob)
         scores.rank.append(rank)
-        scores.best.append(best if rank > 1 else token)
+        # The same one of several that tie, whichever was asked about: vLLM names that one first.
+        scores.best.append(min(other for other, one in known.items() if one == highest))
         scores.logprob.append(logprob)
         return known
 

@@ -40,8 +40,7 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
         # Nothing chose 1 nat, so that all may be judged by it: half would be too few requests.
         fixed = pairs_of(record, HARD_GAP)
         # The threshold was chosen with the first half; only the second knows nothing of it.
-        others = set(list(record.prompts)[1::2])
-        pairs = [pair for pair in pairs if pair.key in others]
+        pairs = _second_half(pairs, record)
     return Evidence(
         tier=tier,
         pairs=pairs,
@@ -63,12 +62,23 @@ def evidence_of(record: Record, tier: Tier, *, same_model: bool = False) -> Evid
     )
 
 
+def _second_half(pairs: list[Pair], record: Record) -> list[Pair]:
+    """Those of the prompts that have no say in the threshold."""
+    others = set(list(record.prompts)[1::2])
+    return [pair for pair in pairs if pair.key in others]
+
+
 def evidence_by_stored(
     record: Record, stored: Record, tier: Tier, *, same_model: bool = False
 ) -> Evidence:
     """What a finished record says beside a stored baseline."""
-    above, _ = measure.threshold(stored.scores["null"], list(stored.prompts))
-    pairs = free_pairs(record, stored, above, stored.notes["asked"]["tokens"])
+    above, halved = measure.threshold(stored.scores["null"], list(stored.prompts))
+    asked = stored.notes["asked"]["tokens"]
+    pairs, forced = free_pairs(record, stored, above, asked), forced_pairs(record, stored, above)
+    fixed = None
+    if halved:  # as in `evidence_of`
+        fixed = free_pairs(record, stored, HARD_GAP, asked)
+        pairs, forced = _second_half(pairs, stored), _second_half(forced, stored)
     damaged = controls(stored)
     scores = {
         stage: {name: control_scores(one, stored) for name, one in damaged[stage].items()}
@@ -80,7 +90,8 @@ def evidence_by_stored(
         above=above,
         control=_control_of(damaged, scores, pairs, above, []),
         alone=Direction(0, 0),
-        forced=forced_pairs(record, stored, above),
+        fixed=fixed,
+        forced=forced,
         drafted=acceptance(record, "candidate"),
         reference=acceptance(stored, "baseline"),
         formats=(
@@ -184,17 +195,16 @@ def would_fail(pairs: list[Pair], rate: float) -> bool:
 
     As many prompts are touched as are expected to be; which ones makes no difference.
     """
-    touched = int(sum(1 - (1 - rate) ** pair.null.tokens for pair in pairs))
+    touched = int(sum(1 - (1 - rate) ** pair.candidate.tokens for pair in pairs))
     as_if = [_as_if(pair, index < touched) for index, pair in enumerate(pairs)]
     return p_of_tokens(as_if) < ALPHA / TESTS
 
 
 def _as_if(pair: Pair, damaged: bool) -> Pair:
     """The pair, were the candidate's answer a sound one, damaged or not."""
-    null = pair.null
-    outliers = (*null.outliers, len(null.outliers)) if damaged else null.outliers
-    as_candidate = measure.Judged(null.tokens, outliers, outliers, null.gap, null.flags)
-    return Pair(pair.key, pair.kind, as_candidate, null)
+    outliers = tuple(range(pair.expected + damaged))
+    as_candidate = replace(pair.null, tokens=pair.candidate.tokens, confirmed=outliers)
+    return replace(pair, candidate=as_candidate)
 
 
 def _direction(scores: dict[str, Scores], above: float) -> Direction:

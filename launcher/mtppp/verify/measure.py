@@ -19,11 +19,11 @@ _REPEATS = 4
 _REPEATED_TOKENS = 24
 
 PARTED = "parted"
-"""An answer left a stored baseline's with an outlier."""
+"""An answer left a stored baseline's with an outlier: nobody knows whether the rest is ruined."""
 
 # Flags that mean damage by themselves. A loop alone does not: greedy text may well loop, and the
 # baseline says whether it would have.
-DAMAGE = frozenset({"empty", "truncated", "cut short", "overlong", "end within", PARTED})
+DAMAGE = frozenset({"empty", "truncated", "cut short", "overlong", "end within"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,12 @@ class Pair:
 
     @property
     def may_be_ruined(self) -> bool:
-        """The same for a bound: outliers that were not scored again count as they are."""
+        """The same for a bound: what is not known counts against it, such as outliers that were
+        not scored again."""
         ours = self.candidate
         outliers = len(ours.outliers if ours.confirmed is None else ours.confirmed)
-        return _ruined(outliers, ours.flags - self.null.flags)
+        flags = ours.flags - self.null.flags
+        return PARTED in flags or _ruined(outliers, flags)
 
     @property
     def null_ruined(self) -> bool:

@@ -63,9 +63,10 @@ def _figures(verdict: Verdict, evidence: Evidence) -> Iterator[str]:
             f"{figures.ruined} of {figures.requests} ruined{null}; p = {figures.p_requests:.2g}",
         )
         if (figures.may_be_ruined, figures.bounded) != (figures.ruined, figures.requests):
+            unknown = "confirmed or not tried" if evidence.forced is None else "the rest not known"
             yield from _wrapped(
                 " ",
-                f"for the bound, above 1 nat and confirmed or not tried: {figures.may_be_ruined} of"
+                f"for the bound, above 1 nat and {unknown}: {figures.may_be_ruined} of"
                 f" {figures.bounded}",
             )
     if evidence.forced is not None:

@@ -95,12 +95,12 @@ def at_least_p(probabilities: Iterable[float], events: int) -> float:
     return min(1.0, reached)
 
 
-def bootstrap_upper(differences: Sequence[int], units: int, alpha: float) -> float:
-    """Upper bound of sum(differences) / units when prompts, one a difference, are drawn anew.
+def bootstrap_upper(counts: Sequence[int], units: int, alpha: float) -> float:
+    """Upper bound of sum(counts) / units when prompts, one a count, are drawn anew.
 
-    Each prompt gets a Poisson(1) weight, so that only those that differ need be drawn.
+    Each prompt gets a Poisson(1) weight, so that only those with something need be drawn.
     """
-    sizes = [d for d in differences if d]
+    sizes = [count for count in counts if count]
     if not sizes or not units:
         return 0.0
     draw = random.Random(0)  # noqa: S311 - reproducible, not secret

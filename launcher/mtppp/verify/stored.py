@@ -74,7 +74,6 @@ def judge_free(
         outliers=outliers,
         confirmed=outliers,
         gap=min(1.0, compared.gap),
-        # What follows is not known: the whole request may be ruined.
         flags=flags | {measure.PARTED} if outliers else flags,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mtppp.engine.client import Acceptance
-from mtppp.verify.measure import Pair
+from mtppp.verify.measure import Judged, Pair
 from mtppp.verify.power import Design, Power
 from mtppp.verify.statistics import (
     at_least_p,
@@ -292,9 +292,8 @@ def measure(evidence: Evidence) -> Figures:
     outliers = sum(len(pair.candidate.outliers) for pair in pairs)
     ruined = sum(pair.ruined for pair in pairs)
     sensitivity = evidence.control.sensitivity if evidence.control else 0.0
-    gap = sum(pair.candidate.gap for pair in pairs)
-    null_gap = sum(pair.null.gap for pair in pairs)
     forced = evidence.forced or ()
+    gaps = forced or pairs
     forced_tokens = sum(pair.candidate.tokens for pair in forced)
     forced_outliers = sum(len(pair.candidate.outliers) for pair in forced)
     fixed = pairs if evidence.fixed is None else evidence.fixed
@@ -312,13 +311,13 @@ def measure(evidence: Evidence) -> Figures:
         affected=sum(pair.confirmed > 0 for pair in pairs),
         ruined=ruined,
         null_ruined=sum(pair.null_ruined for pair in pairs),
-        mean_gap=gap / tokens if tokens else 0.0,
-        null_mean_gap=null_gap / null_tokens if null_tokens else 0.0,
+        mean_gap=_mean_gap([pair.candidate for pair in gaps]),
+        null_mean_gap=_mean_gap([pair.null for pair in gaps]),
         p_tokens=p_of_tokens(pairs),
         p_requests=sign_flip_p([pair.ruined - pair.null_ruined for pair in pairs]),
         p_sampled=evidence.sampled.p if evidence.sampled else 1.0,
         p_forced=p_of_tokens(forced),
-        p_gap=_p_of_gap(forced or pairs),
+        p_gap=_p_of_gap(gaps),
         forced_tokens=forced_tokens,
         forced_outliers=forced_outliers,
         token_bound=min(1.0, seen_rate / sensitivity) if sensitivity else 1.0,
@@ -332,10 +331,9 @@ def measure(evidence: Evidence) -> Figures:
 def _bound(pairs: Sequence[Pair]) -> float:
     """The rate of outliers that is not exceeded: exact, and by drawing prompts anew."""
     tokens = sum(pair.candidate.tokens for pair in pairs)
-    outliers = sum(len(pair.candidate.outliers) for pair in pairs)
-    excess = [len(pair.candidate.outliers) - len(pair.null.outliers) for pair in pairs]
+    outliers = [len(pair.candidate.outliers) for pair in pairs]
     half = ALPHA / 2  # the rest is for the sensitivity
-    return max(binomial_upper(outliers, tokens, half), bootstrap_upper(excess, tokens, half))
+    return max(binomial_upper(sum(outliers), tokens, half), bootstrap_upper(outliers, tokens, half))
 
 
 def p_of_tokens(pairs: Sequence[Pair]) -> float:
@@ -343,6 +341,11 @@ def p_of_tokens(pairs: Sequence[Pair]) -> float:
     excess = sign_flip_p([min(CLIP, pair.confirmed) - min(CLIP, pair.expected) for pair in pairs])
     tolerated = (1 - (1 - TOLERATED) ** pair.candidate.tokens for pair in pairs)
     return max(excess, at_least_p(tolerated, sum(pair.confirmed > 0 for pair in pairs)))
+
+
+def _mean_gap(answers: Sequence[Judged]) -> float:
+    tokens = sum(answer.tokens for answer in answers)
+    return sum(answer.gap for answer in answers) / tokens if tokens else 0.0
 
 
 def _p_of_gap(pairs: Sequence[Pair]) -> float:
@@ -362,10 +365,13 @@ def decide(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[str], li
     judging = "the candidate itself" if evidence.itself else "the baseline"
     failed = []
     if figures.p_tokens < alpha:
+        again = (
+            f"; {figures.confirmed} of them, in {figures.affected} requests, are so again when"
+            " scored alone"
+        )
         failed.append(
             f"{figures.outliers} of {figures.tokens} tokens are none that {judging} would have"
-            f" emitted; {figures.confirmed} of them, in {figures.affected} requests, are so again"
-            f" when scored alone (p = {figures.p_tokens:.1g})"
+            f" emitted{again if evidence.forced is None else ''} (p = {figures.p_tokens:.1g})"
         )
     if figures.p_requests < alpha:
         failed.append(
@@ -501,7 +507,11 @@ def _cause_of_outliers(evidence: Evidence) -> tuple[str, str]:
     if evidence.forced is not None:
         return "decode or speculation", "given the baseline's answers it agrees with them"
     if evidence.itself:
-        return "decode or speculation", "the candidate's own forward pass objects to its answers"
+        return (
+            "decode or speculation",
+            "the candidate's own forward pass objects to its answers, more often than to 1 token in"
+            f" {1 / TOLERATED:,.0f}: that much is taken for rounding, for nothing shows it",
+        )
     if d is None:
         return "", "the candidate was not asked to score, so the cause is not known"
     if not d.base_cand.outliers:

@@ -103,6 +103,29 @@ def test_answers_are_usable_or_refused(name: str, replays: list[Replay]) -> None
     assert len(refused) > 10 or name in ("version", "detokenize")
 
 
+@pytest.mark.parametrize("asked", [7, 9])
+def test_of_tokens_that_tie_the_same_one_is_the_best(asked: int, replays: list[Replay]) -> None:
+    """Were it the one that was asked about, tokens at temperature 1 would be the best too often."""
+    replays.append(Replay())
+    # As vLLM has them: the one that was asked about first, then the likeliest by rank.
+    ranked = {9: (-0.7, 1), 7: (-0.7, 2), 11: (-4.0, 3)}
+    position = {
+        str(token): {"logprob": ranked[token][0], "rank": ranked[token][1]}
+        for token in dict.fromkeys((asked, *ranked))
+    }
+    choice = {"token_ids": [0], "finish_reason": "length", "prompt_logprobs": [None, position]}
+    body = json.dumps({"id": "1", "choices": [choice]}).encode()
+    replays[0].misbehave = lambda *_: (200, body)
+
+    async def ask() -> Any:
+        async with BulkClient(replays[0].url, role="baseline") as client:
+            return await client.likeliest(MODEL, [3, asked], 1, 3)
+
+    scores, _ = asyncio.run(ask())
+    assert (list(scores.best), list(scores.gap)) == ([7], [0.0])
+    assert list(scores.rank) == [ranked[asked][1]]
+
+
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "x", ""])
 def test_counters_that_are_none_are_not_known(value: str, replays: list[Replay]) -> None:
     replays.append(Replay())

@@ -12,9 +12,9 @@ import pytest
 
 from mtppp.engine.bulk import Answer, Scores
 from mtppp.engine.client import Acceptance
-from mtppp.verify.evidence import DAMAGED, evidence_of, would_fail
-from mtppp.verify.measure import Judged, Pair
-from mtppp.verify.record import Record
+from mtppp.verify.evidence import DAMAGED, evidence_by_stored, evidence_of, would_fail
+from mtppp.verify.measure import PARTED, SPOTLESS, Judged, Pair
+from mtppp.verify.record import Likeliest, Record
 from mtppp.verify.run import confirmed_requests
 from mtppp.verify.statistics import binomial_lower, binomial_upper
 from mtppp.verify.tiers import TIERS, Tier
@@ -157,6 +157,14 @@ def test_the_ratio_of_the_token_bound_has_a_half_of_alpha_for_each_factor() -> N
     assert figures.sensitivity == binomial_lower(142, 150, 0.0005)
     assert figures.token_bound == binomial_upper(0, 9600, 0.0005) / figures.sensitivity
     assert "if damage is spread over requests" in verdict().why[0]
+
+
+def test_outliers_of_the_baseline_narrow_no_bound() -> None:
+    """Where damage is in few requests, drawing those anew makes the bound."""
+    lumps = [judged(10)] * 3
+    alone = verdict(lumps).figures.token_bound
+    assert alone > binomial_upper(30, 9600, 0.0005) / MET.sensitivity
+    assert verdict(lumps, [judged()] * 3 + lumps).figures.token_bound == alone
 
 
 def test_flags_that_the_baseline_has_too_are_none() -> None:
@@ -313,6 +321,86 @@ def test_enough_is_scored_again_for_a_fail(tier: Tier, by_chance: float, tmp_pat
         for i in range(tier.requests)
     ]
     assert judge(Evidence(tier, many, 1.0, MET, NONE)).outcome == "FAIL"
+
+
+def test_what_the_baseline_wavers_at_meets_no_control() -> None:
+    """Its outliers that do not persist are none that damage would add."""
+    wavering = [Pair(f"p{i}", "prose", judged(), judged(1, confirmed=False)) for i in range(300)]
+    assert not would_fail(wavering, 0.0)
+    assert would_fail(wavering, DAMAGED * MET.sensitivity)
+
+
+def test_by_its_own_judgement_it_can_pass_and_is_told_apart() -> None:
+    alone = [Pair(f"p{i}", "prose", judged(), SPOTLESS) for i in range(300)]
+    assert would_fail(alone, DAMAGED * MET.sensitivity)
+    evidence = Evidence(SMOKE, alone, 1.0, MET, NONE, itself=True, known=(12, 12))
+    found = judge(evidence)
+    assert (found.outcome, found.why[0][:20]) == ("PASS", "by its own judgement")
+    assert "cannot see a wrong forward pass" in found.why[1]
+    bad = [dataclasses.replace(pair, candidate=judged(1)) for pair in alone]
+    found = judge(dataclasses.replace(evidence, pairs=bad))
+    assert (found.outcome, found.cause) == ("FAIL", "decode or speculation")
+    assert "1 token in 10,000: that much is taken for rounding" in found.why[-1]
+
+
+def by_stored(parted: int, **other: Any) -> Verdict:
+    """Of a certify run, so many of whose answers leave the stored ones with an outlier."""
+    good = judged(tokens=512)
+    many = [
+        Pair(f"p{i}", "prose", judged(1, PARTED, tokens=512) if i < parted else good, good)
+        for i in range(512)
+    ]
+    evidence = Evidence(TIERS["certify"], many, 1.0, MET, NONE, forced=[], **other)
+    return judge(evidence)
+
+
+def test_rounding_is_tolerated_by_a_stored_baseline_as_well() -> None:
+    """26 tokens of these are. What follows such a one is not known: no PASS, and no FAIL."""
+    found = by_stored(20)
+    assert found.outcome == "INCONCLUSIVE"
+    assert (found.figures.ruined, found.figures.may_be_ruined) == (0, 20)
+    assert any("20 may be of 512" in why for why in found.why)
+    assert by_stored(60).outcome == "FAIL"
+
+
+def test_by_a_stored_baseline_nothing_was_scored_alone() -> None:
+    found = by_stored(60)
+    assert "60 of 262144 tokens are none that the baseline would have emitted (p" in found.why[0]
+
+
+def test_gaps_of_a_stored_baseline_are_those_of_forced_tokens() -> None:
+    good, shifted = judged(), dataclasses.replace(judged(), gap=0.5)
+    forced = [Pair(f"p{i}", "prose", shifted, good) for i in range(300)]
+    found = verdict(forced=forced)
+    assert found.figures.mean_gap == pytest.approx(0.5 / 32)
+    assert "mean gap" in found.warnings[0]
+
+
+def test_a_stored_baseline_raises_the_threshold_as_another_does(tmp_path: Path) -> None:
+    stored, record = Record(tmp_path), Record(tmp_path)
+    ones, noisy = array("l", [1] * 400), array("d", [*[0.0] * 399, 1.4])
+    answer = Answer(tuple(range(400)), "length")
+    # The last token was another, 1.2 nats from the best: above 1 nat, and not above 1.4.
+    other = Answer((*range(399), 500), "length")
+    likeliest = Likeliest([*[{i: -0.1, 600: -5.0} for i in range(399)], {399: -0.5, 500: -1.7}])
+    scores = Scores(noisy, ones, ones, noisy)
+    for i in range(512):
+        key = f"p{i}"
+        stored.prompts[key] = ("prose", (1, 2))
+        stored.likeliest[key] = likeliest
+        for stage in ("null", "again"):
+            stored.answers.setdefault(stage, {})[key] = answer
+        stored.scores.setdefault("null", {})[key] = scores
+        record.answers.setdefault("candidate", {})[key] = other
+        record.scores.setdefault("reverse", {})[key] = scores
+    stored.notes["asked"] = {"tokens": 400}
+    found = evidence_by_stored(record, stored, TIERS["certify"])
+    assert found.forced is not None
+    assert found.fixed is not None
+    assert (found.above, len(found.pairs), len(found.forced)) == (1.4, 256, 256)
+    assert {pair.key for pair in found.pairs} == {f"p{i}" for i in range(1, 512, 2)}
+    assert not any(pair.candidate.outliers for pair in found.pairs)
+    assert [len(found.fixed), *found.fixed[0].candidate.outliers] == [512, 399]
 
 
 @pytest.mark.parametrize("tier", TIERS.values(), ids=TIERS)
