@@ -177,10 +177,20 @@ def _tier(deployment: Deployment) -> str:
 
 
 def known_of(deployment: Deployment) -> dict[str, dict[str, Any]]:
-    """For the report: what is known of the candidate besides what its server says."""
+    """For the report: what is known of the candidate besides what its server says.
+
+    Its ranks have attested that they are as the Plan says.
+    """
     plan = deployment.plan
+    about = {
+        "TP": plan.tensor,
+        "PP": plan.pipeline,
+        "drafts": plan.draft_tokens,
+        "evidence": plan.evidence,
+        "patches": " ".join(sorted(plan.patches)),
+    }
     risk = {"at own risk": " ".join(plan.at_own_risk)} if plan.at_own_risk else {}
-    return {"candidate": {"evidence": plan.evidence} | risk | identity(deployment)}
+    return {"candidate": about | risk | identity(deployment)}
 
 
 def candidate_of(deployment: Deployment, endpoint: str) -> Server:

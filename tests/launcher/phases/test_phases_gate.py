@@ -38,6 +38,10 @@ from mtppp.phases.running import CompareWithRunning
 from mtppp.phases.ship import ShipPlugins
 from mtppp.phases.status import ask
 from mtppp.phases.verify import SelfScore, known_of
+from mtppp.verify.prompts import brief_set
+from mtppp.verify.run import Settings
+from mtppp.verify.session import verify
+from mtppp.verify.tiers import GLANCE
 from mtppp_patches import gate as gate_module
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
@@ -45,6 +49,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 from replay import Recorded, Replay
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+ATTESTED = Path(__file__).parents[2] / "data/vllm-0.29.0-attested.json"
+"""What both ranks of a launch on two nodes of this machine wrote, without their variables."""
 
 
 @pytest.fixture
@@ -280,6 +287,39 @@ def test_a_report_says_what_goes_ahead_at_ones_own_risk(
     launched.reviewed = replace(launched.reviewed, plan=plan)
     for about in (server_of(launched, "candidate")[1], known_of(launched)["candidate"]):
         assert about.get("at own risk", "") == " ".join(risk)
+
+
+def test_a_report_has_the_patches_and_the_evidence_that_ranks_attest(
+    replay: Replay, launch: Callable[..., Deployment], tmp_path: Path
+) -> None:
+    """On 0.29.0, where decoding is patched."""
+    attested = json.loads(ATTESTED.read_text())
+    deployment = launch(replay.url, runtime={"vllm": "0.29.0", "python": "/p"})
+    for planned, record in zip(deployment.plan.nodes, attested, strict=True):
+        directory = Path(planned.directory)
+        [process, *_] = json.loads((directory / "processes.json").read_text())
+        (directory / "attest").mkdir(mode=0o700)
+        written = json.dumps(record | {"pid": process["pid"]})
+        (directory / f"attest/rank-{record['rank']:04d}.json").write_text(written)
+
+    server, about = server_of(deployment, "candidate")
+    outcome = verify(
+        tmp_path / "run",
+        Settings(GLANCE),
+        brief_set(2),
+        candidate=server,
+        baseline=None,
+        about={"candidate": about},
+        progress=lambda *_: None,
+    )
+    names = sorted({name for record in attested for name in record["patches"]})
+    assert {"config_gate", "draft_relay", "structured_drafts"} < set(names)
+    identity = outcome.result["identity"]["candidate"]["about"]
+    assert identity["patches"].split() == names
+    for record in attested:
+        assert identity["evidence"] == f"evidence decode: {record['evidence']['decode']['level']}"
+    said = " ".join(" ".join(outcome.lines).split())
+    assert f", {identity['evidence']}, patches {identity['patches']}" in said
 
 
 def test_a_deployment_is_a_baseline_as_well_and_its_layout_is_kept(launched: Deployment) -> None:

@@ -113,7 +113,14 @@ def test_a_right_one_passes(
     assert opened == ["PASS of the smoke tier"]
     [file] = tmp_path.glob("mtppp-verify/*-demo/result.json")
     about = json.loads(file.read_text())["identity"]["candidate"]["about"]
-    assert about == {"evidence": "evidence decode: engine", "weights": "abc"}
+    layout = {"TP": 1, "PP": 2, "drafts": 3}
+    patches = " ".join(sorted(deployment.plan.patches))
+    assert "invariants" in patches
+    assert about == layout | {
+        "evidence": "evidence decode: engine",
+        "patches": patches,
+        "weights": "abc",
+    }
 
 
 @pytest.fixture
@@ -220,7 +227,8 @@ def test_gross_faults_of_decoding_need_no_baseline(
     said = " ".join(" ".join(caught.value.details).split())
     assert said.startswith("FAIL, decode or speculation")
     assert "tokens are none that the candidate itself would have emitted" in said
-    assert ", evidence decode: engine, weights abc" in said
+    assert ", PP 2, drafts 3, evidence decode: engine, patches attest " in said
+    assert ", weights abc" in said
     assert "baseline's own" not in said
     assert not opened
     assert len(list(tmp_path.glob("mtppp-verify-demo-*/result.json"))) == 1
