@@ -117,7 +117,7 @@ class Matrix:
             seen = wait_until_told(NAME, harm)
             case |= {"status": [seen.state, seen.explanation], "sees": seen.sees}
             case |= self._stopped(harm) if then == "stop" else {}
-            case |= self._brought_back(harm)
+            case |= self._brought_back(down=not harm.reached and then != "stop")
             case["as_it_must_be"] = True
         except AssertionError as error:
             case |= {"as_it_must_be": False, "why": str(error)}
@@ -152,9 +152,10 @@ class Matrix:
         assert not left(self.lab), left(self.lab)
         return case
 
-    def _brought_back(self, harm: Harm) -> dict[str, Any]:
+    def _brought_back(self, *, down: bool) -> dict[str, Any]:
+        """Launched again; `down`: a host is not there at first."""
         case: dict[str, Any] = {}
-        if not harm.reached:
+        if down:
             refused = self.mtppp("launch")
             case["launch_without"] = {**refused, "said": last(refused["said"])}
             self.lab.up(len(HOSTS))
