@@ -433,6 +433,9 @@ def _pass_or_not(evidence: Evidence, figures: Figures) -> tuple[Outcome, list[st
             f" seen, and it has {figures.tokens} in {figures.requests} answers"
         )
         steps.append("give more prompts, or such as the model answers with more certainty")
+    elif evidence.forced is None and not control.ruined_made:
+        why.append("no answer is long enough to be ruined on purpose: nothing says that it is seen")
+        steps.append("give prompts with longer answers")
     elif control.ruined_seen < 0.9 * control.ruined_made:
         why.append(
             f"the positive control was missed: of {control.ruined_made} requests that were ruined"

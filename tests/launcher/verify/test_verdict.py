@@ -180,10 +180,11 @@ def test_flags_that_the_baseline_has_too_are_none() -> None:
         Control({0.001: 20, 0.01: 20}, {0.001: 20, 0.01: 20}, True, 20, 20),
         Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, False, 20, 20),
         Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, True, 20, 10),
+        Control({0.001: 50, 0.01: 100}, {0.001: 47, 0.01: 95}, True, 0, 0),
         Control({0.001: 50, 0.01: 100}, {0.001: 5, 0.01: 9}, True, 20, 20),
         Control({0.001: 50, 0.01: 100}, {0.001: 0, 0.01: 0}, True, 20, 20),
     ],
-    ids=["none", "too few", "not FAIL", "ruin missed", "insensitive", "blind"],
+    ids=["none", "too few", "not FAIL", "ruin missed", "no ruin", "insensitive", "blind"],
 )
 def test_no_pass_without_the_control(control: Control | None) -> None:
     assert verdict(control=control).outcome == "INCONCLUSIVE"
