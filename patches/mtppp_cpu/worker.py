@@ -1,9 +1,21 @@
-"""vLLM's CPU worker, which warms up as a GPU's does."""
+"""vLLM's CPU worker, which warms up as a GPU's does and can be one of several stages."""
 
 from typing import Any
 
+import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 from vllm.version import __version_tuple__
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """On a CPU everything is done when a call returns."""
+
+
+if __version_tuple__[:2] < (0, 27):
+    # A stage receives what another sampled on a stream beside its main one. Until then the
+    # stand-ins for streams that vLLM's worker puts in place have only what a single stage calls.
+    torch.cuda.Stream.record_event = torch.cuda.Stream.wait_event = _nothing
+    torch.Tensor.record_stream = _nothing
 
 
 class WarmedUpWorker(CPUWorker):
