@@ -137,8 +137,13 @@ def test_a_model_that_the_last_host_does_not_have(site: Site) -> None:
         site.lab.output(host, "sh", "-c", command)
     file = Path(site.file())
     file.write_text(file.read_text().replace(f"{MODELS}/demo-glm4-moe", model))
-    status, error, _ = told(site, str(file))
-    assert (status, error) == (1, f"n2: there is no {model}/config.json that root may read")
+    status, error, hint = told(site, str(file))
+    assert (status, error) == (
+        1,
+        f"n2: no model is at {model}: there is no config.json that root may read; copy it there, or"
+        " set model.id to a path that every node has",
+    )
+    assert hint.startswith("nothing was started")
 
 
 @pytest.mark.parametrize(

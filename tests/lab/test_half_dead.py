@@ -188,8 +188,9 @@ def test_a_rank_that_dies_while_it_loads(lab: Lab, file_of: Callable[..., Path])
     while lab.run("n2", "pkill", "-KILL", "-f", WORKER).returncode:
         assert time.monotonic() < deadline, "no rank was ever started"
     assert launch.end() == 1
-    assert "error: n1: vLLM's server ended while the deployment was starting" in launch.said
-    assert "hint: the whole log is /var/tmp/mtppp-0/dies/0/server.log on n1" in launch.said
+    assert "error: n2: rank 1 ended while the deployment was starting" in launch.said
+    assert "hint: its process was killed, perhaps by the kernel for want of memory" in launch.said
+    assert "the whole log is /var/tmp/mtppp-0/dies/0/server.log on n1" in launch.said
     assert left(lab) == {}
 
 

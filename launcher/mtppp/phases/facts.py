@@ -127,7 +127,10 @@ def _problems_of(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str
         forbidden = ", ".join(str(port) for port in facts.ports_forbidden)
         yield f"{facts.user} may not listen on {forbidden}; set serve.port to 1024 or higher"
     if cluster.model.is_path and facts.model_config is None:
-        yield f"there is no {facts.model_path}/config.json that {facts.user} may read"
+        yield (
+            f"no model is at {facts.model_path}: there is no config.json that {facts.user} may"
+            " read; copy it there, or set model.id to a path that every node has"
+        )
 
 
 def _neighbours(cluster: Cluster, index: int, facts: HostFacts) -> Iterator[str]:

@@ -7,8 +7,15 @@ import re
 _TELLING = re.compile(
     r"\b(?:\w*Error|\w*Exception|ERROR|CRITICAL|FATAL|panicked|Killed|out of memory)\b|\berror:",
 )
-# Says that a peer is slow, which is so during every load; it ends nothing.
-_HARMLESS = re.compile(r"No available shared memory broadcast block")
+_HARMLESS = re.compile(
+    # Says that a peer is slow, which is so during every load.
+    r"No available shared memory broadcast block"
+    # Names an OSError that has not happened.
+    r"|Found ulimit of"
+    # Of a shutdown that ends ranks which have ended; and what stands between two exceptions.
+    r"|Failed to kill actor|ActorHandleNotFoundError|The above exception was the direct cause"
+)
+"""What speaks of an error and has ended nothing."""
 _SHOWN = 300  # characters of a line
 _LATEST = 20  # lines
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -58,21 +65,46 @@ def _errors(lines: list[str]) -> list[str]:
         matched = _LINE.fullmatch(line)
         assert matched is not None
         process, message = matched["process"], matched["message"]
+        if message.startswith("\t"):  # Ray's table of an actor
+            continue
         indented = message.startswith("  ")
         if message.startswith(("Traceback (most recent call last)", '  File "')):
             in_traceback.add(process)
             continue
         if indented and process in in_traceback:
             continue
-        if process in in_traceback or (indented and process in in_error):
-            telling = True  # the exception, or a further line of one
-        else:
-            telling = bool(_TELLING.search(line)) and not _HARMLESS.search(line)
+        # The exception, or a further line of one; else what names an error.
+        telling = process in in_traceback or (indented and process in in_error)
+        telling = (telling or bool(_TELLING.search(line))) and not _HARMLESS.search(line)
         in_traceback.discard(process)
         (in_error.add if telling else in_error.discard)(process)
         if telling and message:
             found.setdefault(message, line)
     return list(found.values())
+
+
+# Ray of a rank's process that was killed or crashed, then vLLM of one that ended once it ran.
+_ENDED_RANK = re.compile(
+    r"ActorDiedError: The actor died unexpectedly[^\n]*\n(?:[^\n]*\t\w+: [^\n]*\n)*?"
+    r"[^\n]*\tname: vllm_Worker_[^\s_]+(?:_TP(?P<tensor>\d+))?(?:_PP(?P<stage>\d+))?"
+    r"|RayWorkerProc rank=\[(?P<rank>\d+)"
+)
+
+
+def ended_rank(log: str, tensor: int) -> int | None:
+    """The rank whose process was the first to end, by the server's log; None where none is named.
+
+    One that raised an exception is none of these: its own log has that.
+
+    Args:
+        tensor: ranks of one stage.
+    """
+    found = _ENDED_RANK.search(log)
+    if found is None:
+        return None
+    if found["rank"]:
+        return int(found["rank"])
+    return int(found["stage"] or 0) * tensor + int(found["tensor"] or 0)
 
 
 # What vLLM (0.27 to 0.33) says on its way up, in the order in which it does.

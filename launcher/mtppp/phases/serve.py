@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from mtppp.console import Step
 from mtppp.engine.client import EngineClient
 from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.logs import latest_words, stage_of_start
+from mtppp.phases.logs import ended_rank, latest_words, stage_of_start
 from mtppp.phases.phase import Starts, WithoutTrace, look_at_each, on_each
 from mtppp.phases.read_logs import lines_that_matter
 from mtppp.plan.build import SERVER
-from mtppp.plan.plan import NodePlan
+from mtppp.plan.plan import NodePlan, Rank
 
 _POLL = 1.0  # seconds between two looks at a loading server
 _SHOWN = 12  # lines of logs in an error
@@ -84,19 +86,44 @@ def check_alive(deployment: Deployment, member: tuple[Node, NodePlan]) -> None:
     """Fail when a process that was started on a node has ended.
 
     Raises:
-        RemoteCommandFailed: saying which, where, and the lines of its log that matter.
+        RemoteCommandFailed: saying which, where, and the lines of its log that matter. Of a server
+            that ended because a rank's process did, that rank.
     """
     node, planned = member
     for entry in node.processes(planned.directory)["recorded"]:
         if entry["alive"]:
             continue
-        what = "vLLM's server" if entry["role"] == SERVER else "Ray"
-        raise RemoteCommandFailed(
-            node.host,
-            f"{what} ended while the deployment was starting",
-            hint=f"the whole log is {entry['log']} on {node.host}",
-            details=matter(deployment),
+        raise _ended(deployment, node.host, entry)
+
+
+def _ended(deployment: Deployment, host: str, entry: Mapping[str, Any]) -> RemoteCommandFailed:
+    """What to say of a process that has ended.
+
+    Args:
+        entry: what its node has recorded of it.
+    """
+    what = "vLLM's server" if entry["role"] == SERVER else "Ray"
+    hint = f"the whole log is {entry['log']} on {host}"
+    rank = _ended_rank(deployment) if entry["role"] == SERVER else None
+    if rank is not None:
+        what, host = f"rank {rank.rank}", deployment.plan.nodes[rank.node].host
+        hint = (
+            "its process was killed, perhaps by the kernel for want of memory, or it crashed:"
+            f" see `dmesg -T` on {host}, and `mtppp logs {deployment.file} --rank {rank.rank}`;"
+            f" {hint}"
         )
+    return RemoteCommandFailed(
+        host,
+        f"{what} ended while the deployment was starting",
+        hint=hint,
+        details=matter(deployment),
+    )
+
+
+def _ended_rank(deployment: Deployment) -> Rank | None:
+    plan = deployment.plan
+    number = ended_rank(server_log(deployment), plan.tensor)
+    return next((rank for rank in plan.ranks if rank.rank == number), None)
 
 
 def matter(deployment: Deployment) -> list[str]:

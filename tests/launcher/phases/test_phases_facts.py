@@ -122,7 +122,10 @@ def test_hosts_as_they_should_be(told: Callable[..., list[str]]) -> None:
         ),
         (
             {"model_config": None},
-            ["b: there is no /models/demo/config.json that ubuntu may read"],
+            [
+                "b: no model is at /models/demo: there is no config.json that ubuntu may read;"
+                " copy it there, or set model.id to a path that every node has"
+            ],
         ),
         (
             {"model_path": "/home/b/demo"},

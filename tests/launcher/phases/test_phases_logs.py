@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mtppp.phases.logs import error_lines, latest_words, stage_of_start, telling_lines
+from mtppp.phases.logs import ended_rank, error_lines, latest_words, stage_of_start, telling_lines
 
 DATA = Path(__file__).parents[2] / "data"
 AOT = (
@@ -47,6 +47,35 @@ def test_workers_that_failed_in_the_middle_of_each_others_tracebacks() -> None:
         "RuntimeError: Engine core initialization failed. See root cause above."
         " Failed core proc(s): {}",
     ]
+
+
+def test_of_a_rank_that_was_killed_no_line_of_what_came_of_it() -> None:
+    last = [line.partition("[core.py:1510] ")[2] or line for line in lines_of("rank-killed")]
+    assert [line[:60] for line in last] == [
+        "EngineCore failed to start.",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly b",
+        "The actor is dead because its worker process has died. Worke",
+        "RuntimeError: Engine core initialization failed. See root ca",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("", 0), ("_PP1", 4), ("_TP3", 3), ("_TP3_PP1", 7), ("_TP3_PP1_PCP0", 7)]
+)
+def test_the_rank_that_was_killed(name: str, rank: int) -> None:
+    log = (DATA / "vllm-0.32.0-rank-killed.log").read_text()
+    actor = "vllm_Worker_1796047936332084774"
+    assert ended_rank(log.replace(f"{actor}_PP1", f"{actor}{name}"), 4) == rank
+
+
+def test_a_rank_that_ended_once_it_ran() -> None:
+    ended = "RayWorkerProc rank=[3] died unexpectedly, shutting down executor."
+    assert ended_rank(f"(EngineCore pid=7) ERROR 11-30 14:13:20 [a.py:1] {ended}\n", 4) == 3
+
+
+@pytest.mark.parametrize("name", ["port-taken", "start", "workers-failed", "wrong-model"])
+def test_where_no_rank_was_killed(name: str) -> None:
+    assert ended_rank((DATA / f"vllm-0.32.0-{name}.log").read_text(), 4) is None
 
 
 def test_when_there_are_too_many_the_first_and_the_last_are_shown() -> None:

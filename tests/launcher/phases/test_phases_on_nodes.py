@@ -250,6 +250,21 @@ def test_a_server_that_ended_is_told_with_its_last_words(deploy: Deploy, step: S
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_rank_that_ended_is_told_with_its_host(deploy: Deploy, step: Step) -> None:
+    log = Path(__file__).parents[2] / "data/vllm-0.32.0-rank-killed.log"
+    deployment = deploy(server=f"import sys; sys.exit(open({str(log)!r}).read())")
+    make_directories(deployment)
+    StartServer().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        WaitUntilReady().run(deployment, step)
+    assert raised.value.host == "b"
+    assert raised.value.message == "b: rank 1 ended while the deployment was starting"
+    assert "ActorDiedError" in raised.value.details[1]
+    assert f"`dmesg -T` on b, and `mtppp logs {deployment.file} --rank 1`" in raised.value.hint
+    assert raised.value.hint.endswith(f"{deployment.plan.head.directory}/server.log on a")
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_ray_that_ended_is_told_with_its_own_log(deploy: Deploy, step: Step) -> None:
     deployment = deploy()
     plan = deployment.plan
