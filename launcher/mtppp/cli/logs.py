@@ -42,7 +42,13 @@ def command(
     with closing(target):
         reader = LogReader(target, _nodes(known.cluster, node), since=_since(since))
         told: dict[str, str] = {}
-        _print(reader.read(), rank)
+        lines = reader.read()
+        _print(lines, rank)
+        if rank is not None and all(line.rank != rank for line in lines):
+            console.say(
+                f"no line is known to be of rank {rank}: without --rank, one that ended"
+                " before it said its rank is a worker by its process"
+            )
         for log in reader.left_out:
             console.say(f"the beginning was left out: {log}")
         _tell(console, reader, told)

@@ -41,8 +41,9 @@ class Attest(WithoutTrace):
             raise MtpppError(
                 "the ranks are not what was planned",
                 details=found,
-                hint="this would serve something else than the file says; it was stopped. What a"
-                f" rank said on its way: mtppp logs {deployment.file} --rank RANK",
+                hint="this would serve something else than the file says; it was stopped. What"
+                " changes it is in serve.args or on those hosts, such as another plugin of vLLM;"
+                f" what a rank said on its way: mtppp logs {deployment.file} --rank RANK",
             )
         step.note = f"{len(attested)} ranks are as planned"
 

@@ -109,7 +109,7 @@ def _ended(deployment: Deployment, host: str, entry: Mapping[str, Any]) -> Remot
         what, host = f"rank {rank.rank}", deployment.plan.nodes[rank.node].host
         hint = (
             "its process was killed, perhaps by the kernel for want of memory, or it crashed:"
-            f" see `dmesg -T` on {host}, and `mtppp logs {deployment.file} --rank {rank.rank}`;"
+            f" see `dmesg -T` there, and `mtppp logs {deployment.file} --node {host}`;"
             f" {hint}"
         )
     return RemoteCommandFailed(

@@ -72,3 +72,9 @@ def test_what_is_older_is_left_out(
     done = CliRunner().invoke(cli, ["logs", str(file), *options])
     assert done.exit_code == 0
     assert done.stdout == ("a server | first\n" if shown else "")
+
+
+def test_of_a_rank_that_no_line_is_known_to_be_of_it_is_said(file: Path) -> None:
+    done = CliRunner().invoke(cli, ["logs", str(file), "--rank", "0"])
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith("no line is known to be of rank 0: ")

@@ -260,7 +260,7 @@ def test_a_rank_that_ended_is_told_with_its_host(deploy: Deploy, step: Step) -> 
     assert raised.value.host == "b"
     assert raised.value.message == "b: rank 1 ended while the deployment was starting"
     assert "ActorDiedError" in raised.value.details[1]
-    assert f"`dmesg -T` on b, and `mtppp logs {deployment.file} --rank 1`" in raised.value.hint
+    assert f"`dmesg -T` there, and `mtppp logs {deployment.file} --node b`" in raised.value.hint
     assert raised.value.hint.endswith(f"{deployment.plan.head.directory}/server.log on a")
 
 
