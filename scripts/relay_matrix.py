@@ -71,8 +71,9 @@ PROMPTS = ROOT / "cluster_configs/models/demo-prompts.json"
 # vLLM's CPU kernels: DeepSeek's latent attention has another block size than plain attention.
 BLOCK_SIZE = {"glm4_moe": 32, "deepseek_v3": 16, "glm_moe_dsa": 16}
 PLAIN_BLOCK_SIZE = 32
-WITHOUT_LATENT_ATTENTION = releases("0.23.0", "0.27.1")
-"""On CPUs these have none, and compute DeepSeek's as plain attention when told to."""
+WITHOUT_LATENT_ATTENTION = releases("0.23.0", "0.28.0")
+"""On CPUs these have none (0.28.0's imports what only other platforms define), and compute
+DeepSeek's as plain attention when told to."""
 # Stages of the demo model whose layers share indices; vLLM's own two are 6,6.
 PARTITIONS = {("glm_moe_dsa", 3): (6, 4, 2)}
 CONTEXT = 320
