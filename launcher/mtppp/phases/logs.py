@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 _TELLING = re.compile(
     r"\b(?:\w*Error|\w*Exception|ERROR|CRITICAL|FATAL|panicked|Killed|out of memory)\b|\berror:",
@@ -10,8 +11,8 @@ _TELLING = re.compile(
 _HARMLESS = re.compile(
     # Says that a peer is slow, which is so during every load.
     r"No available shared memory broadcast block"
-    # Names an OSError that has not happened.
-    r"|Found ulimit of"
+    # Names an OSError that has not happened; a start that takes a while goes without metrics.
+    r"|Found ulimit of|Failed to establish connection to the metrics exporter"
     # Of a shutdown that ends ranks which have ended; and what stands between two exceptions.
     r"|Failed to kill actor|ActorHandleNotFoundError|The above exception was the direct cause"
 )
@@ -76,35 +77,64 @@ def _errors(lines: list[str]) -> list[str]:
         # The exception, or a further line of one; else what names an error.
         telling = process in in_traceback or (indented and process in in_error)
         telling = (telling or bool(_TELLING.search(line))) and not _HARMLESS.search(line)
-        in_traceback.discard(process)
+        if "RayTaskError(" not in message:  # behind which stands the traceback of a rank
+            in_traceback.discard(process)
         (in_error.add if telling else in_error.discard)(process)
         if telling and message:
             found.setdefault(message, line)
     return list(found.values())
 
 
-# Ray of a rank's process that was killed or crashed, then vLLM of one that ended once it ran.
-_ENDED_RANK = re.compile(
-    r"ActorDiedError: The actor died unexpectedly[^\n]*\n(?:[^\n]*\t\w+: [^\n]*\n)*?"
-    r"[^\n]*\tname: vllm_Worker_[^\s_]+(?:_TP(?P<tensor>\d+))?(?:_PP(?P<stage>\d+))?"
-    r"|RayWorkerProc rank=\[(?P<rank>\d+)"
+# Of a rank's process that was killed or crashed: Ray and vLLM by the rank's number, or Ray by its
+# process; of what a rank raised, Ray. In this order: others raise because one has gone.
+_FAILED_RANKS = (
+    re.compile(
+        r"ActorDiedError: The actor died unexpectedly[^\n]*\n(?:[^\n]*\t\w+: [^\n]*\n)*?"
+        r"[^\n]*\tname: vllm_Worker_[^\s_]+(?:_TP(?P<tensor>\d+))?(?:_PP(?P<stage>\d+))?"
+    ),
+    re.compile(r"RayWorkerProc rank=\[(?P<rank>\d+)"),
+    re.compile(
+        r"A worker died or was killed [^\n]*"
+        r"Worker IP address: (?P<address>\S+)[^\n]* Worker PID: (?P<process>\d+)"
+    ),
+    re.compile(
+        r"(?P<raised>ray)::RayWorkerProc\.\w+\(\)\S* "
+        r"\(pid=(?P<process>\d+), ip=(?P<address>[^,\s)]+)"
+    ),
 )
 
 
-def ended_rank(log: str, tensor: int) -> int | None:
-    """The rank whose process was the first to end, by the server's log; None where none is named.
+@dataclass(frozen=True, slots=True)
+class FailedRank:
+    """A rank that failed, as the server's log tells it.
 
-    One that raised an exception is none of these: its own log has that.
+    Attributes:
+        raised: whether it raised an exception; its process was killed, or crashed, where not.
+        rank: None where only its process is told.
+        address, process: its node's, and its number there; "" where its rank is told.
+    """
+
+    raised: bool
+    rank: int | None
+    address: str = ""
+    process: str = ""
+
+
+def failed_rank(log: str, tensor: int) -> FailedRank | None:
+    """The rank whose failure is the cause of the others', by the server's log, if it tells of one.
 
     Args:
         tensor: ranks of one stage.
     """
-    found = _ENDED_RANK.search(log)
+    found = next((match for pattern in _FAILED_RANKS if (match := pattern.search(log))), None)
     if found is None:
         return None
-    if found["rank"]:
-        return int(found["rank"])
-    return int(found["stage"] or 0) * tensor + int(found["tensor"] or 0)
+    told = found.groupdict(default="")
+    if "process" in told:
+        return FailedRank("raised" in told, None, told["address"], told["process"])
+    if "rank" in told:
+        return FailedRank(False, int(told["rank"]))
+    return FailedRank(False, int(told["stage"] or 0) * tensor + int(told["tensor"] or 0))
 
 
 # What vLLM (0.27 to 0.33) says on its way up, in the order in which it does.

@@ -94,6 +94,10 @@ class LogReader:
         ]
         return sorted(lines, key=lambda line: line.time)
 
+    def rank_of(self, index: int, process: str) -> int | None:
+        """The rank that a process of a node is, once it was read that it said so."""
+        return self._ranks.get((index, process))
+
     def _ask(self, index: int) -> Mapping[str, Any]:
         node = self.deployment.nodes[index]
         name = self.deployment.cluster.name
@@ -159,13 +163,13 @@ class LogReader:
         return int(worker["stage"] or 0) * tensor + int(worker["tensor"] or 0)
 
 
-def lines_that_matter(deployment: Deployment, count: int) -> list[str]:
+def lines_that_matter(lines: Sequence[Line], count: int) -> list[str]:
     """At most `count` lines that speak of an error, each with its node and rank; else the last.
 
     Ranks first: what went wrong in one is the cause of what the server says.
     """
     said: dict[tuple[str, str], list[str]] = {}
-    for line in LogReader(deployment, range(len(deployment.nodes))).read():
+    for line in lines:
         said.setdefault((line.host, line.source), []).append(line.text)
     order = sorted(said, key=lambda where: (where[1] in _PROGRAMS, where[1] == "ray"))
     errors = [

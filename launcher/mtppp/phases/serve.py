@@ -12,11 +12,11 @@ from mtppp.engine.client import EngineClient
 from mtppp.errors import HostTimeout, RemoteCommandFailed
 from mtppp.hosts.node import Node
 from mtppp.phases.deployment import Deployment
-from mtppp.phases.logs import ended_rank, latest_words, stage_of_start
+from mtppp.phases.logs import FailedRank, failed_rank, latest_words, stage_of_start
 from mtppp.phases.phase import Starts, WithoutTrace, look_at_each, on_each
-from mtppp.phases.read_logs import lines_that_matter
+from mtppp.phases.read_logs import LogReader, lines_that_matter
 from mtppp.plan.build import SERVER
-from mtppp.plan.plan import NodePlan, Rank
+from mtppp.plan.plan import NodePlan, Plan
 
 _POLL = 1.0  # seconds between two looks at a loading server
 _SHOWN = 12  # lines of logs in an error
@@ -102,35 +102,42 @@ def _ended(deployment: Deployment, host: str, entry: Mapping[str, Any]) -> Remot
     Args:
         entry: what its node has recorded of it.
     """
-    what = "vLLM's server" if entry["role"] == SERVER else "Ray"
+    logs = LogReader(deployment, range(len(deployment.nodes)))
+    details = lines_that_matter(logs.read(), _SHOWN)
+    what = "vLLM's server ended" if entry["role"] == SERVER else "Ray ended"
     hint = f"the whole log is {entry['log']} on {host}"
-    rank = _ended_rank(deployment) if entry["role"] == SERVER else None
-    if rank is not None:
-        what, host = f"rank {rank.rank}", deployment.plan.nodes[rank.node].host
-        hint = (
-            "its process was killed, perhaps by the kernel for want of memory, or it crashed:"
-            f" see `dmesg -T` there, and `mtppp logs {deployment.file} --node {host}`;"
-            f" {hint}"
-        )
+    failed = _failed_rank(deployment) if entry["role"] == SERVER else None
+    place = _place(deployment.plan, logs, failed) if failed is not None else None
+    if failed is not None and place is not None:
+        rank, node = place
+        what, host = f"{rank} {'failed' if failed.raised else 'ended'}", node.host
+        if not failed.raised:
+            hint = (
+                "its process was killed, perhaps by the kernel for want of memory, or it crashed:"
+                f" see `dmesg -T` there, and `mtppp logs {deployment.file} --node {host}`; {hint}"
+            )
     return RemoteCommandFailed(
-        host,
-        f"{what} ended while the deployment was starting",
-        hint=hint,
-        details=matter(deployment),
+        host, f"{what} while the deployment was starting", hint=hint, details=details
     )
 
 
-def _ended_rank(deployment: Deployment) -> Rank | None:
-    plan = deployment.plan
-    number = ended_rank(server_log(deployment), plan.tensor)
-    return next((rank for rank in plan.ranks if rank.rank == number), None)
+def _failed_rank(deployment: Deployment) -> FailedRank | None:
+    return failed_rank(server_log(deployment), deployment.plan.tensor)
+
+
+def _place(plan: Plan, logs: LogReader, failed: FailedRank) -> tuple[str, NodePlan] | None:
+    """What a rank is called, and its node; None where the Plan has no such rank or node."""
+    node = {node.address: node for node in plan.nodes}.get(failed.address)
+    rank = failed.rank if node is None else logs.rank_of(node.index, failed.process)
+    if rank is not None and rank < len(plan.ranks):
+        return f"rank {rank}", plan.nodes[plan.ranks[rank].node]
+    return None if node is None else ("a rank", node)
 
 
 def matter(deployment: Deployment) -> list[str]:
     """The lines of all logs that matter, with node and rank."""
-    found: list[str] = []
-    look_at_each([_SHOWN], lambda count: found.extend(lines_that_matter(deployment, count)))
-    return found
+    lines = LogReader(deployment, range(len(deployment.nodes))).read()
+    return lines_that_matter(lines, _SHOWN)
 
 
 def server_log(deployment: Deployment) -> str:

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from mtppp.phases.logs import ended_rank, error_lines, latest_words, stage_of_start, telling_lines
+from mtppp.phases.logs import (
+    FailedRank,
+    error_lines,
+    failed_rank,
+    latest_words,
+    stage_of_start,
+    telling_lines,
+)
 
 DATA = Path(__file__).parents[2] / "data"
 AOT = (
@@ -65,17 +72,40 @@ def test_of_a_rank_that_was_killed_no_line_of_what_came_of_it() -> None:
 def test_the_rank_that_was_killed(name: str, rank: int) -> None:
     log = (DATA / "vllm-0.32.0-rank-killed.log").read_text()
     actor = "vllm_Worker_1796047936332084774"
-    assert ended_rank(log.replace(f"{actor}_PP1", f"{actor}{name}"), 4) == rank
+    assert failed_rank(log.replace(f"{actor}_PP1", f"{actor}{name}"), 4) == FailedRank(False, rank)
+
+
+def test_of_a_rank_that_raised_an_exception_what_and_where() -> None:
+    last = [line.partition("[core.py:1510] ")[2] or line for line in lines_of("rank-raised")]
+    assert [line[:60] for line in last] == [
+        "EngineCore failed to start.",
+        "ray.exceptions.RayTaskError(SafetensorError): ray::RayWorker",
+        "safetensors._safetensors_rust.SafetensorError: Error while d",
+        "RuntimeError: Engine core initialization failed. See root ca",
+    ]
+    assert "(pid=142, ip=10.77.0.2," in last[1]
+    log = (DATA / "vllm-0.32.0-rank-raised.log").read_text()
+    assert failed_rank(log, 1) == FailedRank(True, None, "10.77.0.2", "142")
+
+
+def test_what_a_rank_raises_because_another_was_killed_is_not_the_cause() -> None:
+    raised = (DATA / "vllm-0.32.0-rank-raised.log").read_text()
+    killed = (DATA / "vllm-0.32.0-rank-killed.log").read_text()
+    [died] = [line for line in killed.splitlines() if "A worker died or was killed" in line]
+    assert failed_rank(f"{raised}\n{killed}", 1) == FailedRank(False, 1)
+    assert failed_rank(f"{raised}\n{died}", 1) == FailedRank(False, None, "10.77.1.2", "310")
 
 
 def test_a_rank_that_ended_once_it_ran() -> None:
     ended = "RayWorkerProc rank=[3] died unexpectedly, shutting down executor."
-    assert ended_rank(f"(EngineCore pid=7) ERROR 11-30 14:13:20 [a.py:1] {ended}\n", 4) == 3
+    assert failed_rank(
+        f"(EngineCore pid=7) ERROR 11-30 14:13:20 [a.py:1] {ended}\n", 4
+    ) == FailedRank(False, 3)
 
 
 @pytest.mark.parametrize("name", ["port-taken", "start", "workers-failed", "wrong-model"])
 def test_where_no_rank_was_killed(name: str) -> None:
-    assert ended_rank((DATA / f"vllm-0.32.0-{name}.log").read_text(), 4) is None
+    assert failed_rank((DATA / f"vllm-0.32.0-{name}.log").read_text(), 4) is None
 
 
 def test_when_there_are_too_many_the_first_and_the_last_are_shown() -> None:

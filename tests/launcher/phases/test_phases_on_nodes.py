@@ -249,11 +249,57 @@ def test_a_server_that_ended_is_told_with_its_last_words(deploy: Deploy, step: S
     assert raised.value.hint == f"the whole log is {log} on a"
 
 
+def whose_server_says(deploy: Deploy, name: str, **replaced: str) -> Deployment:
+    """Where the server ends with an excerpt of what vLLM 0.32.0 and Ray 2.60.0 wrote."""
+    log = (Path(__file__).parents[2] / f"data/vllm-0.32.0-{name}.log").read_text()
+    for old, new in replaced.items():
+        log = log.replace(old, new)
+    deployment = deploy(server=f"import sys; sys.exit({log!r})")
+    make_directories(deployment)
+    return deployment
+
+
+SAYS_ITS_RANK = (
+    b"(Worker pid=142) INFO 11-30 14:46:12 [a.py:1] world_size=2 rank=1 local_rank=0 x\n"
+)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("written", "told"), [(SAYS_ITS_RANK, "b: rank 1 failed"), (b"early\n", "b: a rank failed")]
+)
+def test_a_rank_that_raised_an_exception_is_told_with_its_host(
+    deploy: Deploy, step: Step, written: bytes, told: str
+) -> None:
+    deployment = whose_server_says(deploy, "rank-raised", **{"10.77.0.2": "127.0.0.2"})
+    node, planned = deployment.members[1]
+    node.write(planned.directory, [File("ray-logs/worker-a-02000000-142.out", written)])
+    StartServer().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        WaitUntilReady().run(deployment, step)
+    assert raised.value.message == f"{told} while the deployment was starting"
+    assert "SafetensorError: Error while deserializing header" in raised.value.details[2]
+    assert raised.value.hint.endswith("/server.log on a")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [("rank-raised", {}), ("rank-killed", {"_PP1": "_PP7"})],
+)
+def test_a_server_that_names_no_rank_of_ours(
+    deploy: Deploy, step: Step, name: str, replaced: dict[str, str]
+) -> None:
+    deployment = whose_server_says(deploy, name, **replaced)
+    StartServer().run(deployment, step)
+    with pytest.raises(RemoteCommandFailed) as raised:
+        WaitUntilReady().run(deployment, step)
+    assert raised.value.message == "a: vLLM's server ended while the deployment was starting"
+
+
 @pytest.mark.usefixtures("impatient")
 def test_a_rank_that_ended_is_told_with_its_host(deploy: Deploy, step: Step) -> None:
-    log = Path(__file__).parents[2] / "data/vllm-0.32.0-rank-killed.log"
-    deployment = deploy(server=f"import sys; sys.exit(open({str(log)!r}).read())")
-    make_directories(deployment)
+    deployment = whose_server_says(deploy, "rank-killed")
     StartServer().run(deployment, step)
     with pytest.raises(RemoteCommandFailed) as raised:
         WaitUntilReady().run(deployment, step)
