@@ -160,7 +160,8 @@ def _taken_ports(cluster: Cluster, facts: HostFacts) -> Iterator[str]:
         by_holder.setdefault((holder, key), []).append(port)
     for (holder, key), ports in by_holder.items():
         listed = ", ".join(str(port) for port in ports)
-        yield f"port {listed} is taken ({holder}); set {key} to a free one"
+        taken = f"port {listed} is" if len(ports) == 1 else f"ports {listed} are"
+        yield f"{taken} taken ({holder}); set {key} to a free one"
 
 
 def _wrong_gpus(node: ClusterNode, facts: HostFacts) -> Iterator[str]:
