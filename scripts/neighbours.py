@@ -101,7 +101,7 @@ class Neighbours:
             status=1,
             says=[
                 "n1: port 8000 is taken (deployment one); set serve.port to a free one",
-                "is taken (deployment one); set ray.base_port to a free one",
+                "are taken (deployment one); set ray.base_port to a free one",
             ],
         )
         file = self.file("two", beside=True, device="cuda")

@@ -105,9 +105,11 @@ def _number(value: Any) -> int:
 
 
 def _told_by(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"cannot connect: {error.certificate_error}"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"cannot connect: {error.os_error.strerror or error.os_error}"
-    return f"{error or type(error).__name__}"
+    return str(error) or type(error).__name__
 
 
 class BulkClient:
@@ -387,7 +389,7 @@ class BulkClient:
                     f"{self.url} is not a URL of a server", hint="such as http://10.0.0.1:8000"
                 ) from None
             except aiohttp.ClientPayloadError:
-                problem = "the answer broke off before its end"
+                problem = "the answer broke off before its end, or cannot be decoded"
             except (aiohttp.ClientError, OSError) as error:
                 # One that has answered may be restarted; one that never has is not there.
                 refused = isinstance(error, OSError) and error.errno == errno.ECONNREFUSED
@@ -397,6 +399,11 @@ class BulkClient:
                         hint=f"start the {self.role}, or give the URL at which it serves",
                     ) from None
                 problem = _told_by(error)
+            except ValueError as error:  # of aiohttp: a host or header that cannot be
+                raise ConfigurationError(
+                    f"the {self.role} at {self.url} cannot be asked: {error}",
+                    hint=f"see the URL, and MTPPP_{self.role.upper()}_KEY: one key, on one line",
+                ) from None
             if pause is not None:
                 await self._pause(min(LONGEST_PAUSE, max(pause, wait)))
         raise Inconclusive(

@@ -96,8 +96,7 @@ class Pair:
         not scored again."""
         ours = self.candidate
         outliers = len(ours.outliers if ours.confirmed is None else ours.confirmed)
-        flags = ours.flags - self.null.flags
-        return PARTED in flags or _ruined(outliers, flags)
+        return PARTED in ours.flags or _ruined(outliers, ours.flags - self.null.flags)
 
     @property
     def null_ruined(self) -> bool:

@@ -51,13 +51,18 @@ class Design:
         not_passed = 1 - binomial_at_most(fewest - 1, self.tokens, rate)
         return Power(min(1.0, fails), max(not_passed, fails))
 
-    def of_requests(self, ruined: float, bounded: int) -> Power:
+    def of_requests(self, ruined: float, bounded: int, *, stored: bool = False) -> Power:
         """Power against this share of requests being ruined, whichever they are.
 
         Args:
             bounded: requests that the bound of a PASS counts, `requests` or more.
+            stored: by a stored baseline, which tells one outlier of each, where it leaves the
+                stored answer, and nothing of what follows.
         """
-        fewest = next(c for c in range(1 << 20) if 0.5**c < ALPHA / TESTS)
+        if stored:
+            fewest = fewest_that_fail(0, self.requests, self.tokens / self.requests)
+        else:
+            fewest = next(c for c in range(1 << 20) if 0.5**c < ALPHA / TESTS)
         excluded = next(
             (
                 c

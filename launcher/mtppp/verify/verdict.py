@@ -276,7 +276,10 @@ def judge(evidence: Evidence) -> Verdict:
         cause=cause,
         sampled_power=dict(evidence.sampled.power) if evidence.sampled else {},
         token_power={s: design.of_tokens(s) for s in (0.01, 0.001)} if powers else {},
-        request_power={s: design.of_requests(s, figures.bounded) for s in (0.05, 0.01)}
+        request_power={
+            s: design.of_requests(s, figures.bounded, stored=evidence.forced is not None)
+            for s in (0.05, 0.01)
+        }
         if powers
         else {},
         warnings=tuple(_warnings(outcome, evidence, figures, acceptance)),

@@ -96,7 +96,8 @@ def test_hosts_as_they_should_be(told: Callable[..., list[str]]) -> None:
                 ]
             },
             [
-                "b: ports 26301, 26302 are taken (deployment other); set ray.base_port to a free one",
+                "b: ports 26301, 26302 are taken (deployment other);"
+                " set ray.base_port to a free one",
                 "b: port 8000 is taken (pid 7: nginx); set serve.port to a free one",
             ],
         ),

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
-from collections.abc import Callable
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 from replay import CUT, DROP, HANG, Replay
 
 from mtppp.cli.verify import command
@@ -29,6 +40,45 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def pair(replays: list[Replay]) -> tuple[Replay, Replay]:
     replays += [Replay(seed=1), Replay(seed=2)]
     return replays[0], replays[1]
+
+
+@contextmanager
+def tls_server(directory: Path) -> Iterator[int]:
+    """Listens with a certificate of its own making, and ends every handshake; its port."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    file = directory / "own.pem"
+    file.write_bytes(
+        certificate.public_bytes(Encoding.PEM)
+        + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                stream, _ = listener.accept()
+            except OSError:  # closed: the test is over
+                return
+            with contextlib.suppress(OSError), stream:
+                context.wrap_socket(stream, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
 
 def verify(pair: tuple[Replay, Replay], directory: Path, *arguments: str) -> tuple[int, str]:
@@ -204,6 +254,32 @@ def test_urls_that_lead_nowhere(url: str, pair: tuple[Replay, Replay], tmp_path:
     status, output = verify(pair, tmp_path, "--baseline-url", url)
     assert status in (2, 3)
     assert "baseline" in output or "URL" in output
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [("http://a..b:80", ""), ("http://user:pw@127.0.0.1:9", "k"), ("", "k\r\n")],
+)
+def test_what_cannot_be_sent_is_a_mistake_of_the_operator(
+    url: str,
+    key: str,
+    pair: tuple[Replay, Replay],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = url or pair[1].url
+    monkeypatch.setenv("MTPPP_BASELINE_KEY", key)
+    status, said = verify(pair, tmp_path, "--baseline-url", url)
+    assert status == 2
+    assert f"the baseline at {url} cannot be asked: " in said
+    assert "MTPPP_BASELINE_KEY" in said
+
+
+def test_a_certificate_that_nobody_vouches_for(pair: tuple[Replay, Replay], tmp_path: Path) -> None:
+    with tls_server(tmp_path) as port:
+        status, said = verify(pair, tmp_path, "--baseline-url", f"https://127.0.0.1:{port}")
+    assert status == 3
+    assert "certificate verify failed" in " ".join(said.split())
 
 
 def test_nobody_who_listens_is_told_at_once(

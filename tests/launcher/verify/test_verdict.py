@@ -364,6 +364,15 @@ def test_rounding_is_tolerated_by_a_stored_baseline_as_well() -> None:
     assert by_stored(60).outcome == "FAIL"
 
 
+def test_what_a_stored_baseline_does_not_know_is_not_promised() -> None:
+    """Of a ruined request it sees one outlier: 5 % of requests are too few of those for a FAIL."""
+    assert by_stored(26).request_power[0.05].fails < 0.01
+
+
+def test_an_answer_that_parts_where_the_baseline_does_is_not_known_either() -> None:
+    assert Pair("p", "prose", judged(1, PARTED), judged(1, PARTED)).may_be_ruined
+
+
 def test_by_a_stored_baseline_nothing_was_scored_alone() -> None:
     found = by_stored(60)
     assert "60 of 262144 tokens are none that the baseline would have emitted (p" in found.why[0]
