@@ -29,7 +29,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / part) for part in ("tests/lab", "tests/launcher/hosts", "scripts")]
+sys.path[:0] = [
+    str(ROOT / part) for part in ("tests/lab", "tests/launcher", "tests/launcher/hosts", "scripts")
+]
 
 from deployments import COMMAND, cluster_file  # noqa: E402
 from harms import HOSTS, left  # noqa: E402
