@@ -39,8 +39,10 @@ def laboratory(model: Path, python: Path) -> Laboratory:
 # width of what is sent. A receive skipped on one side only leaves a message for the next to take.
 @pytest.mark.parametrize("fault", ["gate_only", "receive_skipped"])
 def test_stages_that_do_not_agree_on_what_is_sent_never_serve_right(
-    vllm_python: Python, fault: str
+    vllm_python: Python, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Where neither notices, they wait for each other: 300 s if nothing else is said.
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "60")
     engines = laboratory(MODELS / "demo-glm4-moe", vllm_python(RELEASE))
     run, ended = None, None
     try:
