@@ -236,7 +236,7 @@ def test_a_moment_of_trouble_is_overcome(pair: tuple[Replay, Replay], tmp_path: 
     troubles = iter([(429, b""), (503, b""), (DROP, b"")] + [None] * 10_000)
     pair[0].misbehave = lambda path, _: next(troubles) if path == "/v1/completions" else None
     status, output = verify(pair, tmp_path)
-    assert "429" not in output
+    assert "answered 429" not in output  # a port may have these digits
     assert status == 3
     assert "damaged" in output  # too few prompts for more
 
