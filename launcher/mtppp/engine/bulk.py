@@ -115,8 +115,8 @@ def _told_by(error: BaseException) -> str:
 class BulkClient:
     """Requests to one server, up to `concurrency` at a time, in an asyncio loop.
 
-    Of aiohttp, and not of httpx as the launch's few requests: it takes a twentieth of the processor
-    time for each, and a client that is late leaves slots of a fast server empty.
+    Of aiohttp, and not of httpx as the launch's few requests: it takes far less processor time for
+    each, and a client that is late leaves slots of a fast server empty (`scripts/bench_client.py`).
 
     Args:
         role: what messages call the server, "candidate" or "baseline".
