@@ -30,7 +30,10 @@ Function = Callable[..., Any]
 _V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 # Codes of refusals of what is wrong on every release, or starts and is not known to be right.
 _WRONG = frozenset(
-    {"speculative_method", "other_classes", "expert_data_parallel", "eplb_pipeline", "eplb_mtp"}
+    {
+        *("drafter_embedding", "speculative_method", "other_classes"),
+        *("expert_data_parallel", "eplb_pipeline", "eplb_mtp"),
+    }
 )
 
 

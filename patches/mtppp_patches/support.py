@@ -44,6 +44,15 @@ _SCHEMA = 1
 # Models whose layers share sparse-attention indices, and whose expert layers leave their output to
 # be summed later.
 _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32", "dots3_note"})
+# Models whose drafters do not load the model's embedding, and have no patch for it: by the name in
+# config.json, and in its text part.
+_WITHOUT_EMBEDDING = frozenset(
+    {
+        *("glm4_moe_lite", "pangu_ultra_moe"),
+        *("kimi_k3", "kimi_linear"),
+        *("inkling_mm_model", "inkling_model"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -345,6 +354,9 @@ _CONDITIONS: Mapping[str, _Condition] = {
     ),
     "unproven_patch": lambda spec, patches, family: (
         family is not None and bool(_unproven(patches, family))
+    ),
+    "drafter_embedding": lambda spec, patches, family: (
+        _pipelines_mtp(spec) and spec.model_type in _WITHOUT_EMBEDDING
     ),
     "v1_runner": lambda spec, patches, family: _pipelines_mtp(spec) and spec.runner == "v1",
     "sync_scheduling": lambda spec, patches, family: (

@@ -324,6 +324,8 @@ def test_without_speculation_decoding_evidence_is_not_asked_for() -> None:
         ({"release": "0.34.0"}, "unknown_release"),
         ({"model_type": "llama"}, "unlisted_family"),
         ({"release": "0.28.0"}, "unlisted_family"),
+        ({"model_type": "glm4_moe_lite"}, "drafter_embedding"),
+        ({"model_type": "inkling_model", "release": "0.33.0"}, "drafter_embedding"),
         ({"runner": "v1"}, "v1_runner"),
         ({"async_scheduling": False}, "sync_scheduling"),
         ({"speculative": Speculative("eagle3", 3)}, "speculative_method"),
@@ -373,6 +375,25 @@ def test_going_ahead_at_ones_own_risk() -> None:
     verdict = admissible(deployment(at_own_risk=("unproven_decode",)), data(**levels))
     assert verdict.allowed
     assert [refusal.code for refusal in verdict.at_own_risk] == ["unproven_decode"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "family", ["glm4_moe_lite", "pangu_ultra_moe", "kimi_k3", "kimi_linear", "inkling_mm_model"]
+)
+def test_a_drafter_without_its_embedding_is_told_to_who_goes_ahead(
+    release: str, family: str
+) -> None:
+    """An override of what is merely not listed does not carry it along."""
+    unlisted = deployment(release=release, model_type=family, at_own_risk=("unlisted_family",))
+    verdict = admissible(unlisted)
+    assert [refusal.code for refusal in verdict.refusals] == ["drafter_embedding"]
+    assert f"the MTP drafter of {family} is without the model's embedding" in verdict.reason
+    assert "leave out speculative" in verdict.way_out
+    at_risk = dataclasses.replace(unlisted, at_own_risk=("unlisted_family", "drafter_embedding"))
+    assert admissible(at_risk).allowed
+    for changes in ({"speculative": None}, {"pipeline": 1}):
+        assert admissible(dataclasses.replace(unlisted, **changes)).allowed  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("release", RELEASES)

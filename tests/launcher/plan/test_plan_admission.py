@@ -13,7 +13,7 @@ from mtppp.plan.admission import Admission, consider, refuse
 from mtppp.plan.build import engine_spec
 
 GLM = "glm_moe_dsa"
-UNPROVEN = "glm4_moe_lite"
+UNPROVEN = "mimo"
 """A family that nobody has shown anything of."""
 
 
@@ -97,8 +97,7 @@ def test_what_is_not_proven_is_refused_with_the_way_out(
         decide(UNPROVEN)
     assert raised.value.exit_status == 4
     assert raised.value.message == (
-        "glm4_moe_lite on vLLM 0.32.0: glm4_moe_lite under pipeline parallelism has not been proven"
-        " on vLLM 0.32.0"
+        "mimo on vLLM 0.32.0: mimo under pipeline parallelism has not been proven on vLLM 0.32.0"
     )
     assert raised.value.details == ()
     assert raised.value.hint == (
@@ -119,6 +118,19 @@ def test_a_risk_that_the_file_spells_out_goes_ahead_and_is_kept(
     admission = decide(UNPROVEN, at_own_risk=["unlisted_family"])
     assert [refusal.code for refusal in admission.overridden] == ["unlisted_family"]
     assert admission.evidence == "not proven"
+
+
+def test_a_drafter_without_its_embedding_is_refused_by_itself(
+    decide: Callable[..., Admission],
+) -> None:
+    with pytest.raises(Refused) as raised:
+        decide("glm4_moe_lite", at_own_risk=["unlisted_family"])
+    assert "the MTP drafter of glm4_moe_lite is without the model's embedding" in (
+        raised.value.message
+    )
+    assert raised.value.hint.endswith("`at_own_risk: [drafter_embedding]` goes ahead all the same")
+    codes = ["unlisted_family", "drafter_embedding"]
+    assert [r.code for r in decide("glm4_moe_lite", at_own_risk=codes).overridden] == codes
 
 
 def test_another_risk_does_not_do(decide: Callable[..., Admission]) -> None:
