@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "launcher"), str(ROOT / "patches")]
+sys.path[:0] = [str(ROOT / name) for name in ("launcher", "patches", "scripts")]
 
 from pydantic import BaseModel  # noqa: E402
 from pydantic.fields import FieldInfo  # noqa: E402
@@ -30,7 +30,14 @@ from mtppp.plan.plan import Plan  # noqa: E402
 from mtppp_patches.patch import Patch  # noqa: E402
 from mtppp_patches.registry import PATCHES  # noqa: E402
 from mtppp_patches.releases import RELEASES  # noqa: E402
-from mtppp_patches.support import Family, span, support  # noqa: E402
+from mtppp_patches.support import (  # noqa: E402
+    IN_PLACE,
+    IN_PLACE_MEANS,
+    Family,
+    span,
+    support,
+)
+from support_release import not_run  # noqa: E402
 
 EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
 
@@ -99,8 +106,9 @@ def json_page() -> str:
         "## mtppp patches --json",
         "",
         "`patches`, each with what it replaces and `shown`, its evidence by release; `releases`, a",
-        "verdict with evidence for each release and family; `other_methods`, what speculation of",
-        "other kinds does over stages; `updated`.",
+        "verdict with evidence for each release and family; `limits`, what is otherwise with MTP",
+        "over stages than without; `other_methods`, what speculation of other kinds does over",
+        "stages; `updated`.",
         "",
     ]
     return "\n".join(lines)
@@ -148,14 +156,20 @@ def support_page() -> str:
         "",
         *_table(("patch", "releases", "why", "until"), (_patch_row(p) for p in PATCHES)),
         "",
-        "How far each was shown by itself, release by release. *Read*: the sources that",
-        "it replaces and leans on were read; they are verified before it is put in place.",
+        "How far each was shown by itself, release by release. *Engine*: engines ran with it, and",
+        f"what it is for was right. *{IN_PLACE.capitalize()}*: {IN_PLACE_MEANS}.",
+        "*Class*: see above. *Config*: real configuration classes were made. *Read*: the sources",
+        "that it replaces and leans on were read; they are verified before it is put in place.",
         "",
         *_table(("patch", *RELEASES), (_levels(p) for p in PATCHES)),
         "",
         "## Not shown, and why",
         "",
         *_table(("releases", "families", "why"), _not_shown()),
+        "",
+        "## With MTP over stages, otherwise than without",
+        "",
+        *_table(("releases", "what"), ((span(row.releases), row.what) for row in table.limits)),
         "",
         "## Other speculative methods",
         "",
@@ -204,6 +218,9 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
             name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
+        if variables := record.get("variables"):
+            yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
+        yield from not_run(record)
     if record.get("release") != (base := record.get("compiled_parts", record.get("release"))):
         yield f"on the compiled parts of {base}: this release has no build for CPUs"
     if releases := record.get("releases"):
@@ -232,7 +249,7 @@ def _patch_row(patch: Patch) -> tuple[str, ...]:
 
 def _levels(patch: Patch) -> tuple[str, ...]:
     levels = (
-        support().level_of(patch.name, release)[0] if release in patch.releases else ""
+        support().shown(patch.name, release).label if release in patch.releases else ""
         for release in RELEASES
     )
     return f"`{patch.name}`", *levels

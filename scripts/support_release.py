@@ -173,7 +173,7 @@ def proposal(
 
 
 def _remarks(release: str, model_type: str, engine: Mapping[str, Any]) -> Iterator[str]:
-    """In what the engine that ran was not the one that will serve."""
+    """In what the engine that ran was not the one that will serve, and what it did not run."""
     if engine["model_type"] != model_type:
         yield (
             "the model itself needs GPUs to run: shown are its classes, and decoding with another "
@@ -184,6 +184,21 @@ def _remarks(release: str, model_type: str, engine: Mapping[str, Any]) -> Iterat
     compiled = engine.get("compiled_parts", release)
     if compiled != release:
         yield f"{release} has no build for CPUs: its own Python ran on {compiled}'s compiled parts"
+    if variables := engine.get("variables"):
+        yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
+    yield from not_run(engine)
+
+
+def not_run(record: Mapping[str, Any]) -> Iterator[str]:
+    """What engines of a record were not put through, in words, by reason.
+
+    Args:
+        record: of `scripts/relay_matrix.py`, in patches/evidence.
+    """
+    left_out: Mapping[str, str] = record.get("left_out", {})
+    for why in dict.fromkeys(left_out.values()):
+        scenarios = [name.replace("_", " ") for name in left_out if left_out[name] == why]
+        yield f"not run: {', '.join(scenarios)} ({why})"
 
 
 def could_run(engine: Mapping[str, Any]) -> bool:

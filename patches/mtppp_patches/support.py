@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -39,6 +39,13 @@ Decode = Literal["native", "patched", "broken"]
 
 DECODE = "decode"
 """The key of the evidence for decoding as a whole; the others are names of patches."""
+
+IN_PLACE = "in place"
+IN_PLACE_MEANS = (
+    "it was on every rank of engines whose tokens were right; what it refuses, counts or tells was "
+    "not shown there, but by tests, on 0.29.0 and 0.32.0 at most"
+)
+"""How tables call what was shown of a patch of which no more was."""
 
 _SCHEMA = 1
 # Models whose layers share sparse-attention indices, and whose expert layers leave their output to
@@ -146,12 +153,19 @@ class Shown:
     Attributes:
         level: "engine": it was in place on every rank of engines whose tokens were right.
         record: file of results in the repository, with a placeholder for the release.
+        in_place: nothing more than that: what it refuses, counts or tells was not shown there.
     """
 
     patch: str
     level: Level
     releases: tuple[str, ...]
     record: str
+    in_place: bool = False
+
+    @property
+    def label(self) -> str:
+        """What a reader of tables is to know."""
+        return IN_PLACE if self.in_place else self.level
 
 
 @dataclass(frozen=True)
@@ -174,6 +188,23 @@ class NotShown:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What works otherwise with MTP over stages than without stages.
+
+    Attributes:
+        first, last: releases, both included.
+    """
+
+    first: str
+    last: str
+    what: str
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        return releases(self.first, self.last)
+
+
+@dataclass(frozen=True)
 class Support:
     """support.json.
 
@@ -189,15 +220,16 @@ class Support:
     other_methods: tuple[OtherMethods, ...] = ()
     patches: tuple[Shown, ...] = ()
     not_shown: tuple[NotShown, ...] = ()
+    limits: tuple[Limit, ...] = ()
 
-    def level_of(self, patch: str, release: str) -> tuple[Level, str]:
-        """How far a patch was shown on one of its releases, and the record; ("read", "") where its
+    def shown(self, patch: str, release: str) -> Shown:
+        """How far a patch was shown on one of its releases; "read", without a record, where its
         sources were only read."""
         found = [row for row in self.patches if row.patch == patch and release in row.releases]
         if not found:
-            return "read", ""
+            return Shown(patch, "read", (release,), "")
         best = max(found, key=lambda row: get_args(Level).index(row.level))
-        return best.level, best.record.format(release=release)
+        return replace(best, releases=(release,), record=best.record.format(release=release))
 
     def why_not_shown(self, release: str, model_type: str | None) -> str:
         """Why a family, or every one, has no row on a release; "" where nobody has tried."""
@@ -241,15 +273,14 @@ def span(found: Sequence[str]) -> str:
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
 
 
-def in_spans(shown: Mapping[str, Mapping[str, str]]) -> str:
+def in_spans(shown: Mapping[str, str]) -> str:
     """How far a patch was shown, release by release, in words.
 
     Args:
-        shown: release -> {"level": ...}, in order.
+        shown: release -> its label, in order.
     """
-    levels = {release: entry["level"] for release, entry in shown.items()}
-    spans = [(level, [*found]) for level, found in itertools.groupby(levels, key=levels.get)]
-    return ", ".join(f"{level} ({span(found)})" for level, found in spans)
+    spans = [(label, [*found]) for label, found in itertools.groupby(shown, key=shown.get)]
+    return ", ".join(f"{label} ({span(found)})" for label, found in spans)
 
 
 @cache
@@ -293,6 +324,7 @@ def parse(text: str) -> Support:
         not_shown=tuple(
             NotShown(**row | {"families": tuple(row["families"])}) for row in data["not_shown"]
         ),
+        limits=tuple(Limit(**row) for row in data["limits"]),
     )
 
 

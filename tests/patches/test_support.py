@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 import sys
@@ -28,6 +29,7 @@ from class_evidence import verdict  # noqa: E402
 from config_gate import as_it_must_be  # noqa: E402
 from relay_matrix import CANDIDATES, SCENARIOS, reference_of  # noqa: E402
 from stage_evidence import verdict as verdict_on_stages  # noqa: E402
+from support_release import not_run  # noqa: E402
 
 FILE = Path(module.__file__).with_name("support.json")
 
@@ -95,6 +97,8 @@ def test_a_row_claims_no_more_than_its_record_shows(
         assert evidence.level == "engine"
         assert result["model_type"] == evidence.on
         assert_engines_were_right(result)
+        for left_out in not_run(result):
+            assert left_out in family.note
     else:
         assert evidence.level == result["level"]
         assert evidence.on == family.model_type
@@ -104,8 +108,7 @@ def test_a_row_claims_no_more_than_its_record_shows(
 def shown_by(record: str, release: str) -> dict[str, str]:
     """Patch -> level, of what a record shows of a release."""
     if record.endswith(".py"):
-        text = (ROOT / record).read_text(encoding="utf-8")
-        return {"placement": "engine"} if f'"{release}"' in text else {}
+        return {"placement": "engine"} if release in launched_in(ROOT / record) else {}
     result = json.loads((ROOT / record).read_text(encoding="utf-8"))
     if record.endswith("config-gate.json"):
         right = as_it_must_be(release, result["releases"][release])
@@ -125,6 +128,42 @@ def shown_by(record: str, release: str) -> dict[str, str]:
     return dict.fromkeys(set.intersection(*everywhere) | set(watched), "engine")
 
 
+def launched_in(file: Path) -> set[str]:
+    """The releases that tests of a file launch: those of tests that enter `launched(...)`."""
+    found: set[str] = set()
+    for test in ast.parse(file.read_text(encoding="utf-8")).body:
+        nodes = [*ast.walk(test)]
+        named = {ast.unparse(node.func): node for node in nodes if isinstance(node, ast.Call)}
+        if not isinstance(test, ast.FunctionDef) or "launched" not in named:
+            continue
+        found |= {
+            ast.literal_eval(word.value)
+            for node in nodes
+            if isinstance(node, ast.Call)
+            for word in node.keywords
+            if word.arg == "release" and isinstance(word.value, ast.Constant)
+        }
+        if (each := named.get("pytest.mark.parametrize")) is not None:
+            names = ast.literal_eval(each.args[0])
+            rows = each.args[1].elts if isinstance(each.args[1], ast.List) else []
+            at = names.index("release") if "release" in names else None
+            found |= {
+                ast.literal_eval(row.elts[at])
+                for row in rows
+                if at is not None and isinstance(row, ast.Tuple)
+            }
+    return found
+
+
+def test_placement_was_shown_where_a_test_launches() -> None:
+    """Each release that a test of the lab names, and no other."""
+    rows = [row for row in support().patches if row.patch == "placement"]
+    assert {row.record for row in rows} == {"tests/lab/test_launch.py"}
+    assert {release for row in rows for release in row.releases} == launched_in(
+        ROOT / "tests/lab/test_launch.py"
+    )
+
+
 def world(arm: Mapping[str, Any]) -> int:
     ranks: int = arm["pipeline"] * arm["tensor"]
     return ranks
@@ -138,9 +177,13 @@ def test_of_no_patch_more_is_said_than_its_record_shows(release: str) -> None:
                 row.patch == patch.name and release in row.releases for row in support().patches
             )
             continue
-        level, record = support().level_of(patch.name, release)
-        if record:
-            assert shown_by(record, release)[patch.name] == level, patch.name
+        shown = support().shown(patch.name, release)
+        if shown.record:
+            assert shown_by(shown.record, release)[patch.name] == shown.level, patch.name
+        # Tokens that are right do not show what a guard refuses or a watch tells.
+        right = shown.record.endswith((f"{release}-demo-glm4-moe.json", ".py"))
+        if patch.scope == "deployment" and right and shown.label == "engine":
+            assert (patch.name, release) == ("placement", "0.27.1"), "three hosts, as in the file"
 
 
 def test_the_public_reproduction_is_on_record_for_every_release() -> None:

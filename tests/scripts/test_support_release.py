@@ -100,6 +100,18 @@ def test_a_row_says_whose_compiled_parts_ran() -> None:
     assert "note" not in proposal("0.33.0", CLASSES, [built])["glm4_moe"]
 
 
+def test_a_row_says_what_was_not_run_and_how_it_was() -> None:
+    why = "vLLM has neither on CPUs"
+    partly = engine("demo-deepseek-v3", "deepseek_v3") | {
+        "left_out": {"chunked_prefill": why, "prefix_hits": why},
+        "variables": {"VLLM_MLA_DISABLE": "1"},
+    }
+    rows = proposal("0.31.0", CLASSES, [partly])
+    said = f"with VLLM_MLA_DISABLE=1; not run: chunked prefill, prefix hits ({why})"
+    assert rows["deepseek_v3"]["note"] == said
+    assert rows["glm_moe_dsa"]["note"].endswith(f"decoding with another model; {said}")
+
+
 def test_what_is_gone_is_told(tmp_path: Path) -> None:
     first, *lines = changes("0.34.0", tmp_path)
     assert first == "compared with 0.33.0:"

@@ -18,7 +18,15 @@ from mtppp_patches.engine_spec import Device, EngineSpec, Speculative
 from mtppp_patches.patch import Patch
 from mtppp_patches.registry import PATCHES
 from mtppp_patches.releases import RELEASES
-from mtppp_patches.support import Evidence, admissible, in_spans, span, support
+from mtppp_patches.support import (
+    IN_PLACE,
+    IN_PLACE_MEANS,
+    Evidence,
+    admissible,
+    in_spans,
+    span,
+    support,
+)
 
 # Of what an engine may have: each of these wants a patch, whatever the family.
 _EVERYTHING: Mapping[str, Any] = {"invariants": "count", "placement": {}}
@@ -44,6 +52,7 @@ def command(release: str | None, model: str | None, as_json: bool) -> None:
         "updated": support().updated,
         "patches": [_patch(patch, asked) for patch in concerned],
         "releases": list(_verdicts(asked, family)),
+        "limits": list(_limits(asked)),
         "other_methods": list(_other_methods(asked)),
     }
     click.echo(json.dumps(report, indent=2) if as_json else "\n".join(_lines(report, asked)))
@@ -62,7 +71,7 @@ def _concerns(patch: Patch, asked: list[str], family: str | None) -> bool:
 
 def _patch(patch: Patch, asked: list[str]) -> dict[str, Any]:
     concerned = [release for release in asked if release in patch.releases]
-    shown = {release: support().level_of(patch.name, release) for release in concerned}
+    shown = {release: support().shown(patch.name, release) for release in concerned}
     return {
         "name": patch.name,
         "why": patch.why,
@@ -70,8 +79,8 @@ def _patch(patch: Patch, asked: list[str]) -> dict[str, Any]:
         "obsolete_by": patch.obsolete_by,
         "fate": patch.fate,
         "shown": {
-            release: {"level": level, "record": record}
-            for release, (level, record) in shown.items()
+            release: {"level": row.level, "in_place": row.in_place, "record": row.record}
+            for release, row in shown.items()
         },
         "replaces": [
             target.name
@@ -96,6 +105,13 @@ def _other_methods(releases: list[str]) -> Iterator[dict[str, Any]]:
     for row in support().other_methods:
         if concerned := [release for release in releases if release in row.releases]:
             yield {"methods": list(row.methods), "releases": concerned, "does": row.does}
+
+
+def _limits(releases: list[str]) -> Iterator[dict[str, Any]]:
+    """What works otherwise over stages than without."""
+    for row in support().limits:
+        if concerned := [release for release in releases if release in row.releases]:
+            yield {"releases": concerned, "what": row.what}
 
 
 def _verdicts(releases: list[str], family: str | None) -> Iterator[dict[str, Any]]:
@@ -131,7 +147,11 @@ def _lines(report: dict[str, Any], asked: list[str]) -> Iterator[str]:
         yield f"{patch['name']}  ({span(patch['releases'])})"
         yield from _below(patch["why"])
         yield from _below(patch["fate"])
-        yield from _below(f"evidence: {in_spans(patch['shown'])}")
+        labels = {
+            release: support().shown(patch["name"], release).label for release in patch["releases"]
+        }
+        yield from _below(f"evidence: {in_spans(labels)}")
+    yield from _folded(f"{IN_PLACE}: {IN_PLACE_MEANS}")
     yield ""
     for row in report["releases"]:
         verdict = "allowed" if row["allowed"] else "refused"
@@ -154,6 +174,11 @@ def _lines(report: dict[str, Any], asked: list[str]) -> Iterator[str]:
         )
     for why, releases in _grouped(rest):
         yield from _below(f"{', '.join(releases)}: {why}")
+    if report["limits"]:
+        yield ""
+        yield "with MTP over stages:"
+    for row in report["limits"]:
+        yield from _below(f"{row['what']} ({span(row['releases'])})")
     yield ""
     yield from _folded("speculation of other kinds over stages is refused; by vLLM's sources:")
     for row in report["other_methods"]:

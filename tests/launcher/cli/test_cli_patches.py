@@ -92,6 +92,25 @@ def test_what_could_not_be_shown_says_why() -> None:
     assert "MLA" not in output("--vllm", "0.29.0", "--model", model)
 
 
+def test_a_patch_that_was_only_in_place_is_not_called_shown() -> None:
+    patches = {row["name"]: row for row in json.loads(output("--json"))["patches"]}
+    assert patches["engine_guard"]["shown"]["0.32.0"]["in_place"]
+    assert not patches["index_share"]["shown"]["0.32.0"]["in_place"]
+    said = " ".join(output("--vllm", "0.32.0").split())
+    guard, _, others = said.partition("index_share")
+    assert "evidence: in place (0.32.0)" in guard
+    assert "evidence: engine (0.32.0)" in others
+    assert "in place: it was on every rank of engines whose tokens were right; what it" in said
+
+
+def test_what_is_otherwise_over_stages_is_told_of_the_releases_that_have_it() -> None:
+    said = " ".join(output("--vllm", "0.31.0").split())
+    assert "requests under a grammar (JSON schema, regex, tool calls) get one token a step" in said
+    assert "it may be padded with drafts by vLLM itself" in said
+    assert len(json.loads(output("--vllm", "0.23.0", "--json"))["limits"]) == 1
+    assert "under a grammar (JSON schema, regex, tool calls) get" not in output("--vllm", "0.32.0")
+
+
 def test_other_methods_are_told_as_far_as_they_concern_the_release() -> None:
     rows = json.loads(output("--vllm", "0.29.0", "--json"))["other_methods"]
     assert all(row["releases"] == ["0.29.0"] for row in rows)
