@@ -452,7 +452,9 @@ class Invariants(Section):
     what leaves a stage is equal on all its ranks, and sparse-attention indices are of this step and
     stage. On the server's `/metrics`: `mtppp_invariant_checks_total`, and
     `mtppp_invariant_violations_total`, which stays 0 while all is well; otherwise `mtppp status`
-    says so, too. Not with data parallelism, which a launch and `mtppp status` say.
+    says so, too. Every five samples are judged together, every 35 steps where nothing is said: what
+    a burst of fewer steps showed is counted with the next requests'. Not with data parallelism,
+    which a launch and `mtppp status` say.
     """
 
     on_violation: Literal["count", "stop"] = Field(
