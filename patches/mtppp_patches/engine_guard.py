@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -149,8 +149,8 @@ def require_async_scheduler(vllm_config: Any) -> None:
 def require_v2_runner(vllm_config: Any) -> None:
     """Raises PatchError unless the V2 model runner is what will run, with all that is asked for.
 
-    VLLM_USE_V2_MODEL_RUNNER=1 also makes vLLM skip the check for what that runner lacks, and what
-    it lacks is then silently left out.
+    With VLLM_USE_V2_MODEL_RUNNER=1 vLLM itself ends where that runner lacks something, when its
+    configuration is made. What comes to be lacking later, it does not look for.
     """
     if not vllm_config.use_v2_model_runner:
         raise PatchError(
@@ -175,11 +175,27 @@ def why_not_v2(vllm_config: Any) -> str:
 
 def unsupported_by_v2(vllm_config: Any) -> list[str]:
     """Features asked for that this release's V2 runner lacks, as vLLM itself finds them."""
-    features = list(vllm_config._get_v2_model_runner_unsupported_features())
-    processors = [entry.name for entry in entry_points(group="vllm.logits_processors")]
-    if processors and "custom logits processors" in features:
-        features.append(f"installed entry points vllm.logits_processors: {', '.join(processors)}")
-    return features
+    return _with_entry_points(vllm_config._get_v2_model_runner_unsupported_features())
+
+
+def _with_entry_points(features: Iterable[str]) -> list[str]:
+    """The same features; those that installed packages ask for by themselves, with the names."""
+    group = "vllm.logits_processors"
+    names = ", ".join(entry.name for entry in entry_points(group=group))
+    return [
+        f"{feature} (installed entry points {group}: {names})"
+        if names and feature == "custom logits processors"
+        else feature
+        for feature in features
+    ]
+
+
+def _name_entry_points(original: Function, spec: EngineSpec) -> Function:
+    def _get_v2_model_runner_unsupported_features(self: Any) -> list[str]:
+        """vLLM's own errors are of this list."""
+        return _with_entry_points(original(self))
+
+    return _get_v2_model_runner_unsupported_features
 
 
 PATCH = Patch(
@@ -197,7 +213,11 @@ PATCH = Patch(
         Target("vllm.v1.executor.abstract", "Executor.__init__", _before_workers_start),
         # That it loads plugins before it makes the executor.
         Target("vllm.v1.engine.core", "EngineCore.__init__"),
-        Target("vllm.config.vllm", "VllmConfig._get_v2_model_runner_unsupported_features"),
+        Target(
+            "vllm.config.vllm",
+            "VllmConfig._get_v2_model_runner_unsupported_features",
+            _name_entry_points,
+        ),
         Target(
             "vllm.v1.worker.worker_base",
             "WorkerWrapperBase.init_device",

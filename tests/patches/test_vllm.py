@@ -92,6 +92,37 @@ print(json.dumps({
 }))
 """
 
+PROCESSORS = """
+import json, os, sys
+from mtppp_patches.engine_guard import require_v2_runner
+from mtppp_patches.engine_spec import EngineSpec
+from mtppp_patches.patch import PatchError, install, vllm_root
+from mtppp_patches.registry import PATCHES
+from vllm.config import ModelConfig, VllmConfig
+
+spec = EngineSpec.from_json(os.environ["MTPPP_ENGINE"])
+install(PATCHES, spec, spec.release, vllm_root())
+model, directory = sys.argv[1:]
+
+def message(variable):
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if variable:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = variable
+    try:
+        config = VllmConfig(model_config=ModelConfig(model, skip_tokenizer_init=True))
+    except ValueError as error:
+        return "vLLM: " + str(error)
+    try:
+        require_v2_runner(config)
+    except PatchError as error:
+        return str(error)
+
+told = [message("1"), message(None)]
+# Without what was installed beside vLLM.
+sys.path.remove(directory)
+print(json.dumps([*told, message("1")]))
+"""
+
 SOUND = """
 import dataclasses, json, sys
 from types import SimpleNamespace
@@ -271,6 +302,40 @@ def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path
     assert "vllm.logits_processors: bias" in messages["logits processor"]
 
 
+def test_a_processor_of_logits_that_comes_with_a_package_is_named_by_vllm_and_by_the_guard(
+    vllm_python: Python, tmp_path: Path
+) -> None:
+    """Nobody asks for it: vLLM takes what is installed, and its V2 runner has no place for it."""
+    release = "0.29.0"
+    with_entry_points(tmp_path, ENTRY_POINTS)
+    spec = EngineSpec(
+        release, "glm4_moe", device="cpu", pipeline=2, speculative=Speculative("mtp", 3)
+    )
+    spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
+    done = subprocess.run(
+        [vllm_python(release), "-c", PROCESSORS, MODEL, tmp_path],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
+            "MTPPP_DEPLOYMENT": "test",
+            "MTPPP_DEVICE": "cpu",
+            "MTPPP_ENGINE": spec.to_json(),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    as_launched, without_variable, without_processor = json.loads(done.stdout.splitlines()[-1])
+    named = "custom logits processors (installed entry points vllm.logits_processors: bias)"
+    assert as_launched.startswith("vLLM: ")
+    assert f"Model Runner V2 does not yet support: {named}" in as_launched
+    # Without the variable vLLM only warns, and takes the V1 runner.
+    assert without_variable.startswith("vLLM chose the V1 model runner: ")
+    assert named in without_variable
+    assert without_processor is None
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_only_what_is_needed_is_replaced_and_plugins_that_an_engine_loads_itself_come_in_time(
     vllm_python: Python, tmp_path: Path, release: str
@@ -303,7 +368,7 @@ def test_only_what_is_needed_is_replaced_and_plugins_that_an_engine_loads_itself
         if patch.name in spec.patches and target.replace
     }
     assert set(replaced["two stages"]) == needed
-    assert len(needed) == (11 if release == "0.29.0" else 4), "0.32.0 decodes right by itself"
+    assert len(needed) == (12 if release == "0.29.0" else 5), "0.32.0 decodes right by itself"
     [attesting] = replaced["one stage"]
     assert attesting.endswith(":WorkerWrapperBase.initialize_from_config")
     assert first.startswith(
