@@ -16,7 +16,8 @@ token. A candidate is right if
 - each request that met no near-tie and was not aborted, in a scenario without preemptions, went
   through the same steps as in the reference: as many tokens accepted in each, and the same end;
 - what was constrained by a grammar obeys it, and is what the reference yields;
-- sampled tokens agree with the scoring engine's probabilities;
+- sampled tokens agree with the scoring engine's probabilities; how many requests drew the
+  reference's tokens is on record;
 - the invariants, watched on every step, held, and those that this layout has were checked.
 
 Workers warm up as on GPUs before anything else (`mtppp_cpu/worker.py`).
@@ -99,6 +100,7 @@ SCENARIOS = (
     "preemption",
     "structured",
     "sampled",
+    "one_left",
 )
 PREEMPTED = ("long_outputs", "preemption")
 """Scenarios that preempt requests where the KV cache is small."""
@@ -281,6 +283,7 @@ class Laboratory:
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "patches": self._patches(),
             "near_tie_nats": NEAR_TIE[self.dtype],
+            "scenarios": list(self.scenarios),
             "left_out": self.left_out,
             "variables": self.variables,
             "arms": {},
@@ -471,7 +474,7 @@ def judge(
         verdicts = (
             judge_greedy(pairs, gaps, near_tie, preempted=run["preemptions"][name] > 0),
             judge_structured(pairs),
-            judge_sampled([answer for answer in answers if answer["sampled"]], gaps),
+            judge_sampled([pair for pair in pairs if pair[0]["sampled"]], gaps),
         )
         scenarios[name] = {
             "requests": len(answers),
@@ -487,6 +490,7 @@ def judge(
         "drafts": run["drafts"],
         "accepted": run["accepted"],
         "prefix_hits": run["prefix_hits"],
+        "padded_first_steps": run["padded_first_steps"],
         "attested": run["attested"],
         "invariants": run["invariants"],
         "scenarios": scenarios,
@@ -550,20 +554,28 @@ def judge_structured(pairs: Pairs) -> dict[str, Any]:
 
 
 def judge_sampled(
-    answers: Sequence[Mapping[str, Any]], gaps: Mapping[str, Sequence[Mapping[str, float]]]
+    pairs: Pairs, gaps: Mapping[str, Sequence[Mapping[str, float]]]
 ) -> dict[str, Any]:
     """How often the best token was drawn, against how often it should have been.
 
     The sum of `drawn - probability` over all tokens is a martingale: its variance is the sum of
     p(1 - p), whatever the dependence between tokens.
     """
-    if not answers:
+    if not pairs:
         return {}
-    entries = [entry for answer in answers for entry in gaps[key_of(answer)]]
+    entries = [entry for answer, _ in pairs for entry in gaps[key_of(answer)]]
     excess = sum((entry["gap"] == 0) - entry["best"] for entry in entries)
     variance = sum(entry["best"] * (1 - entry["best"]) for entry in entries)
     sigmas = excess / math.sqrt(variance)
-    return {"sigmas": round(sigmas, 2), "right": abs(sigmas) < SIGMAS}
+    # Seeds are the same, but the layouts round differently, and a draw may be as near as a tie.
+    same = sum(
+        expected is not None and answer["steps"] == expected["steps"] for answer, expected in pairs
+    )
+    return {
+        "sigmas": round(sigmas, 2),
+        "same_draws": same,
+        "right": abs(sigmas) < SIGMAS,
+    }
 
 
 def meets_near_tie(

@@ -108,7 +108,7 @@ def run_of(*answers: Answer, violations: int = 0) -> dict[str, Any]:
         "scenarios": {"structured": list(answers)},
         "preemptions": {"structured": 0},
         "invariants": {"checks": {"same_step": 5}, "violations": {"same_step": violations}},
-        **dict.fromkeys(("drafts", "accepted", "prefix_hits", "attested")),
+        **dict.fromkeys(("drafts", "accepted", "prefix_hits", "padded_first_steps", "attested")),
     }
 
 
@@ -128,7 +128,9 @@ def test_a_violated_invariant_is_wrong() -> None:
 def test_drawing_the_best_as_often_as_probable(best_of_10: int, right: bool) -> None:
     ours = answer([1] * 100, sampled=True)
     entries = [{"gap": 0.0 if i % 10 < best_of_10 else 1.0, "best": 0.9} for i in range(100)]
-    assert judge_sampled([ours], {key_of(ours): entries})["right"] == right
+    for theirs, same in ((dict(ours), 1), (ours | {"steps": [[2] * 100]}, 0), (None, 0)):
+        judged = judge_sampled([(ours, theirs)], {key_of(ours): entries})
+        assert (judged["right"], judged["same_draws"]) == (right, same)
 
 
 def test_the_lines_that_name_an_error() -> None:
