@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "patches")]
 
 from mtppp_patches import config_gate  # noqa: E402
+from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 
 PUBLISHED = "glm_moe_dsa"
 OUTPUT = ROOT / "patches/evidence/config-gate.json"
@@ -43,21 +44,21 @@ def main() -> int:
     )
     parser.add_argument("--python", type=Path, help="runs the sources of every release")
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--published-only", action="store_true", help="GLM-5.2 alone")
     parser.add_argument("releases", nargs="+", metavar="RELEASE=WHERE")
     arguments = parser.parse_args()
 
-    only = [PUBLISHED] if arguments.published_only else []
     releases: dict[str, Any] = {}
     for item in arguments.releases:
         release, _, where = item.partition("=")
         releases[release] = {
-            how: in_fresh_python(release, Path(where), arguments.python, how, only)
+            how: in_fresh_python(release, Path(where), arguments.python, how)
             for how in ("shipped", "patched")
         }
         print(release, json.dumps(releases[release]), file=sys.stderr, flush=True)
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    text = json.dumps({"date": today, "releases": releases}, indent=1) + "\n"
+    patches = {"config_gate": fingerprint_file(Path(config_gate.__file__))}
+    record = {"date": today, "command": "scripts/config_gate.py", "patches": patches}
+    text = json.dumps(record | {"releases": releases}, indent=1) + "\n"
     arguments.output.write_text(text, encoding="utf-8")
     return 0 if all(as_it_must_be(*item) for item in releases.items()) else 1
 
@@ -77,9 +78,7 @@ def as_it_must_be(release: str, results: dict[str, dict[str, str]]) -> bool:
     )
 
 
-def in_fresh_python(
-    release: str, where: Path, python: Path | None, how: str, only: list[str]
-) -> dict[str, str]:
+def in_fresh_python(release: str, where: Path, python: Path | None, how: str) -> dict[str, str]:
     """Outcome per model_type; what is patched and configured is a matter of the whole process."""
     variables = {
         **os.environ,
@@ -88,7 +87,7 @@ def in_fresh_python(
         "PYTHONPATH": "" if python is None else str(where),
     }
     cases = ROOT / "scripts/config_gate_cases.py"
-    command = [str(python or where), str(cases), release, how, *only]
+    command = [str(python or where), str(cases), release, how]
     done = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=1200, check=False
     )

@@ -213,7 +213,7 @@ WITHOUT_CLASS = ("mimo", "mimo_v2", "bailing_hybrid", "bailing_hybrid_v3", "pang
 
 def main() -> None:
     """Run the command line."""
-    release, how, *only = sys.argv[1:]
+    release, how = sys.argv[1:]
     # Only the result on stdout, whatever the classes print.
     with contextlib.redirect_stdout(sys.stderr):
         if how == "patched":
@@ -224,13 +224,8 @@ def main() -> None:
                 AutoConfig.register(model_type, bare)
         # One import of vLLM's models for all families, instead of a process for each.
         registry._run_in_subprocess = lambda function: function()
-        results = {
-            model_type: outcome(case)
-            for model_type, case in cases()
-            if not only or model_type in only
-        }
-        if not only:
-            results |= dict.fromkeys(unwritten(), "not made: its configuration is not written here")
+        results = {model_type: outcome(case) for model_type, case in cases()}
+        results |= dict.fromkeys(unwritten(), "not made: its configuration is not written here")
     print(json.dumps(results))
 
 

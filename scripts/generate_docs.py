@@ -37,6 +37,7 @@ from mtppp_patches.support import (  # noqa: E402
     span,
     support,
 )
+from relay_matrix import SCENARIOS  # noqa: E402
 from support_release import not_run  # noqa: E402
 
 EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
@@ -218,6 +219,8 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
             name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
+        if (ran := record.get("scenarios")) and len(ran) < len(SCENARIOS):
+            yield f"of the scenarios {', '.join(ran)} alone"
         if variables := record.get("variables"):
             yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
         yield from not_run(record)

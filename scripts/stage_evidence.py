@@ -82,7 +82,9 @@ def main() -> int:
     python = python_of(arguments.release, arguments.on)
     for name in [arguments.only] if arguments.only else EXPERIMENTS:
         runs[name] = EXPERIMENTS[name](python, arguments.release, directory / name)
-        output.write_text(text_of(record_of(arguments.release, runs)), encoding="utf-8")
+        output.write_text(
+            text_of(record_of(arguments.release, arguments.on, runs)), encoding="utf-8"
+        )
     judged = verdict(runs)
     for name, problems in judged["problems"].items():
         print(
@@ -92,13 +94,14 @@ def main() -> int:
     return 1 if any(judged["problems"].values()) else 0
 
 
-def record_of(release: str, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
-    """The content of the result file."""
+def record_of(release: str, base: str | None, runs: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
+    """The content of the result file; `base`: whose compiled parts ran, if not the release's."""
     return {
         "level": "engine",
         "release": release,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": f"scripts/stage_evidence.py {release}",
+        "compiled_parts": base or release,
+        "command": f"scripts/stage_evidence.py {release}" + (f" --on {base}" if base else ""),
         "model_type": MODEL_TYPE,
         "patches": {
             name: fingerprint_file(ROOT / f"patches/mtppp_patches/{name}.py")

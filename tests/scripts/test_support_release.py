@@ -24,6 +24,7 @@ def engine(model: str, model_type: str, *, right: bool = True) -> dict[str, Any]
         "model": model,
         "model_type": model_type,
         "date": "2026-01-02",
+        "dtype": "float32",
         "right": right,
         "arms": {},
     }
@@ -104,10 +105,11 @@ def test_a_row_says_what_was_not_run_and_how_it_was() -> None:
     why = "vLLM has neither on CPUs"
     partly = engine("demo-deepseek-v3", "deepseek_v3") | {
         "left_out": {"chunked_prefill": why, "prefix_hits": why},
+        "dtype": "bfloat16",
         "variables": {"VLLM_MLA_DISABLE": "1"},
     }
     rows = proposal("0.31.0", CLASSES, [partly])
-    said = f"with VLLM_MLA_DISABLE=1; not run: chunked prefill, prefix hits ({why})"
+    said = f"in bfloat16; with VLLM_MLA_DISABLE=1; not run: chunked prefill, prefix hits ({why})"
     assert rows["deepseek_v3"]["note"] == said
     assert rows["glm_moe_dsa"]["note"].endswith(f"decoding with another model; {said}")
 
