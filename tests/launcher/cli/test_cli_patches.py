@@ -106,7 +106,7 @@ def test_a_patch_that_was_only_in_place_is_not_called_shown() -> None:
 def test_what_is_otherwise_over_stages_is_told_of_the_releases_that_have_it() -> None:
     said = " ".join(output("--vllm", "0.31.0").split())
     assert "requests under a grammar (JSON schema, regex, tool calls) get one token a step" in said
-    assert "it may be padded with drafts by vLLM itself" in said
+    assert "vLLM itself may pad that step with drafts" in said
     assert len(json.loads(output("--vllm", "0.23.0", "--json"))["limits"]) == 1
     assert "under a grammar (JSON schema, regex, tool calls) get" not in output("--vllm", "0.32.0")
 
