@@ -2,7 +2,7 @@
 
 vLLM has a CPU build, but its CPU platform leaves out what a multi-node deployment needs: Triton
 (the V2 runner is written in it), a device that Ray can schedule, asynchronous scheduling, and
-collectives that cross hosts. Two plugins add these, for vLLM 0.26.0 to 0.32.0:
+collectives that cross hosts. Two plugins add these, for vLLM 0.23.0 to 0.33.0:
 
     triton_backend    a Triton backend called `cpu`: its kernels run in Triton's interpreter
     platform_plugin   has vLLM use `platform.CpuHostPlatform`, a subclass of its CPU platform

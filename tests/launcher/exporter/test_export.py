@@ -210,7 +210,7 @@ def test_uneven_nodes_need_ray(tmp_path: Path) -> None:
 def test_what_is_refused_is_not_exported(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_text(
-        CLUSTER.format(model=MODEL, nodes=TWO, tensor=2, pipeline=2).replace("0.32.0", "0.26.0")
+        CLUSTER.format(model=MODEL, nodes=TWO, tensor=2, pipeline=2).replace("0.32.0", "0.23.0")
     )
     with pytest.raises(Refused):
         CliRunner().invoke(export, [str(file)], catch_exceptions=False)

@@ -175,13 +175,13 @@ def test_the_release_of_an_image_gives_way_to_a_proven_one(
     imported: Import, glm_4_moe: ModelFacts
 ) -> None:
     arguments = f"org/m -tp 2 -pp 2 --nnodes 2 {MTP % 1}"
-    image = f"docker run vllm/vllm-openai:v0.26.0 {arguments}"
+    image = f"docker run vllm/vllm-openai:v0.23.0 {arguments}"
     changed = imported(image, facts=glm_4_moe)
-    assert changed.cluster.runtime.vllm == default_release() != "0.26.0"
-    assert "vLLM 0.26.0" in changed.said("changed")
-    wished = imported(image, facts=glm_4_moe, vllm="0.26.0")
-    assert wished.cluster.runtime.vllm == "0.26.0"
-    assert "vLLM 0.26.0" in wished.said("refused")
+    assert changed.cluster.runtime.vllm == default_release() != "0.23.0"
+    assert "vLLM 0.23.0" in changed.said("changed")
+    wished = imported(image, facts=glm_4_moe, vllm="0.23.0")
+    assert wished.cluster.runtime.vllm == "0.23.0"
+    assert "vLLM 0.23.0" in wished.said("refused")
 
 
 def test_where_nobody_names_a_release_mtppp_can_install_it() -> None:
