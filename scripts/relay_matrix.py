@@ -54,7 +54,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("launcher", "patches", "scripts", 
 
 from class_evidence import python_of  # noqa: E402
 from cpu_engine import engine_environment  # noqa: E402
-from mtppp_patches.engine_spec import EngineSpec, Speculative  # noqa: E402
+from mtppp_patches.engine_spec import EngineSpec, Invariants, Speculative  # noqa: E402
 from mtppp_patches.fingerprint import fingerprint_file  # noqa: E402
 from mtppp_patches.observations import (  # noqa: E402
     DRAFT_IDS,
@@ -156,11 +156,15 @@ class ArmFailed(Exception):
 
     Attributes:
         attested: patch -> ranks that had it in place before.
+        invariants: what was counted of them before.
+        log: all that it wrote.
     """
 
-    def __init__(self, message: str, attested: Mapping[str, list[int]] | None = None) -> None:
+    def __init__(self, message: str, directory: Path | None = None) -> None:
         super().__init__(message)
-        self.attested = attested or {}
+        self.attested = attested(directory / "attest") if directory else {}
+        self.invariants = counted(directory) if directory else {}
+        self.log = log_of(directory) if directory else ""
 
 
 def main() -> int:
@@ -239,6 +243,8 @@ class Laboratory:
 
     Attributes:
         on: the release whose compiled parts are used, where this one has no build for CPUs.
+        faults_watched: what engines that are wrong on purpose do about their invariants: "off",
+            "count" or "stop". Where it is the tokens that must tell, they are not watched.
     """
 
     release: str
@@ -248,6 +254,7 @@ class Laboratory:
     scenarios: Sequence[str]
     timeout: float
     on: str | None = field(default=None, kw_only=True)
+    faults_watched: Invariants = field(default="off", kw_only=True)
 
     @property
     def model_type(self) -> str:
@@ -365,8 +372,7 @@ class Laboratory:
             directory = Path(name)
             result = directory / "result.json"
             job = job | {"engine": self._engine(arm), "result": str(result)}
-            log = directory / "log"
-            with log.open("w") as output:
+            with (directory / "log").open("w") as output:
                 process = subprocess.Popen(
                     [self.python, ROOT / "scripts/relay_arm.py"],
                     stdin=subprocess.PIPE,
@@ -379,20 +385,15 @@ class Laboratory:
                 try:
                     process.communicate(json.dumps(job), timeout=self.timeout)
                 except subprocess.TimeoutExpired:
-                    raise ArmFailed(
-                        f"not done after {self.timeout:.0f} s", attested(directory / "attest")
-                    ) from None
+                    raise ArmFailed(f"not done after {self.timeout:.0f} s", directory) from None
                 finally:
                     end_session(process)
             if process.returncode or not result.exists():
-                raise ArmFailed(
-                    errors_in(log.read_text(errors="replace")), attested(directory / "attest")
-                )
+                raise ArmFailed(errors_in(log_of(directory)), directory)
             outcome = json.loads(result.read_text())
             if isinstance(outcome, dict):
                 outcome["attested"] = attested(directory / "attest")
-                checks, violations = read_counts(directory)
-                outcome["invariants"] = {"checks": checks, "violations": violations}
+                outcome["invariants"] = counted(directory)
             return outcome
 
     def _engine(self, arm: Arm) -> dict[str, Any]:
@@ -425,8 +426,7 @@ class Laboratory:
             tensor=arm.tensor,
             layer_partition=PARTITIONS.get((self.model_type, arm.pipeline)),
             speculative=Speculative("mtp", arm.tokens) if arm.tokens else None,
-            # Of a fault it is the tokens that must tell.
-            invariants="off" if arm.fault else "count",
+            invariants=self.faults_watched if arm.fault else "count",
             sample_every=1,
         )
         return dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
@@ -612,6 +612,16 @@ def attested(directory: Path) -> dict[str, list[int]]:
             if not state["pending"] and not record["displaced"]:
                 ranks[name].append(record["rank"])
     return ranks
+
+
+def counted(directory: Path) -> dict[str, Mapping[str, int]]:
+    """How often each invariant was checked, and how often it did not hold."""
+    checks, violations = read_counts(directory)
+    return {"checks": checks, "violations": violations}
+
+
+def log_of(directory: Path) -> str:
+    return (directory / "log").read_text(errors="replace")
 
 
 def end_session(process: subprocess.Popen[str]) -> None:

@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
+from mtppp_patches.observations import DRAFT_IDS  # noqa: E402
 from relay_matrix import (  # noqa: E402
     NEAR_TIE,
     Arm,
@@ -45,12 +46,13 @@ def test_the_relay_is_right_and_its_absence_is_found(vllm_python: Callable[[str]
         timeout=600,
     )
     # Most tokens are those under a grammar, which show one fault alone.
-    without_grammar = replace(engines, scenarios=("ends", "aborts"))
-    grammar_alone = replace(engines, scenarios=("structured",))
+    without_grammar = replace(engines, scenarios=("ends", "aborts"), faults_watched="count")
+    grammar_alone = replace(engines, scenarios=("structured",), faults_watched="count")
     reference, sound = engines.generate(reference_of(SOUND)), engines.generate(SOUND)
     zeros, lost = (without_grammar.generate(faulty(fault)) for fault in ("relay_off", "rows_lost"))
+    mixed = replace(without_grammar, scenarios=("aborts",)).generate(faulty("slots_mixed"))
     unconstrained = grammar_alone.generate(faulty("grammar_off"))
-    gaps = engines.score([reference, sound, unconstrained, zeros, lost])
+    gaps = engines.score([reference, sound, unconstrained, zeros, lost, mixed])
 
     def judged(run: dict[str, Any]) -> dict[str, Any]:
         return judge(run, reference, gaps, NEAR_TIE[DTYPE])
@@ -65,4 +67,8 @@ def test_the_relay_is_right_and_its_absence_is_found(vllm_python: Callable[[str]
     assert zeros["accepted"] / zeros["drafts"] < sound["accepted"] / sound["drafts"]
     # Few requests end in just the step that loses their row.
     assert sum(scenario["wrong"] for scenario in judged(lost)["scenarios"].values()) > 0
+    assert judged(mixed)["scenarios"]["aborts"]["wrong"] > 0
+    for run in (zeros, lost, mixed):
+        violations = run["invariants"]["violations"]
+        assert {name for name, count in violations.items() if count} == {DRAFT_IDS}, violations
     assert judged(unconstrained)["scenarios"]["structured"]["invalid"] > 0

@@ -70,7 +70,19 @@ def _garbling(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., A
     return execute_model
 
 
+def _mixing(original: Callable[..., Any], spec: EngineSpec) -> Callable[..., Any]:
+    def on_req_idx_freed(self: Any, req_idx: int) -> None:
+        return
+
+    return on_req_idx_freed
+
+
 ADDED: Mapping[str, tuple[str, Target]] = {
+    # No slot counts as freed: what one request sampled and drafted is taken for the next one's.
+    "slots_mixed": (
+        "draft_relay",
+        Target("vllm.v1.worker.gpu.pp_utils", "PPHandler.on_req_idx_freed", _mixing),
+    ),
     # The last stage does not hear which requests have ended, as if a message were lost.
     "deaf_to_ends": (
         "invariants",
