@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -150,6 +151,26 @@ class Server:
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(one, prompts))
 
+    def hang_up(self, prompts: Sequence[str], *, after: int, tokens: int) -> list[int]:
+        """Ask for streams of `tokens` and close each connection once `after` have come; how many
+        came."""
+        asked = {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+
+        def one(prompt: str) -> int:
+            with httpx.stream(
+                "POST",
+                self.url + "/v1/completions",
+                json=asked | {"prompt": prompt, "temperature": 0},
+                headers=self.authorization,
+                timeout=300,
+            ) as answer:
+                assert answer.status_code == 200
+                came = (line for line in answer.iter_lines() if line.startswith("data: {"))
+                return len([*itertools.islice(came, after)])
+
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(one, prompts))
+
     def gaps(self, answers: Sequence[Emitted]) -> list[list[float]]:
         """For each emitted token: by how many nats this server would rather have had another."""
 
@@ -166,14 +187,23 @@ class Server:
     def accepted(self) -> tuple[int, list[int]]:
         """Drafts, and accepted draft tokens at each position."""
         drafts, accepted = 0, {}
-        for line in httpx.get(self.url + "/metrics", timeout=60).text.splitlines():
-            name, _, value = line.rpartition(" ")
+        for name, value in self.metrics().items():
             if name.startswith("vllm:spec_decode_num_drafts_total"):
-                drafts = int(float(value))
+                drafts = value
             if name.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total"):
                 position = int(name.partition('position="')[2].partition('"')[0])
-                accepted[position] = int(float(value))
+                accepted[position] = value
         return drafts, [accepted[position] for position in sorted(accepted)]
+
+    def metrics(self) -> dict[str, int]:
+        """Counters and gauges, by name and labels."""
+        lines = httpx.get(self.url + "/metrics", timeout=60).text.splitlines()
+        pairs = (line.rpartition(" ") for line in lines if line.startswith("vllm:"))
+        return {name: int(float(value)) for name, _, value in pairs if value != "NaN"}
+
+    def metric(self, name: str) -> int:
+        """The sum of a metric over its labels."""
+        return sum(v for key, v in self.metrics().items() if key.partition("{")[0] == name)
 
 
 def _gap(position: dict[str, dict[str, float]], token: int) -> float:

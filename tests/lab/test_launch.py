@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,8 @@ NEAR_TIE = 0.5
 """Nats. Two layouts add up in different orders; tokens this close may change places."""
 SCORED_PROMPTS = 50
 TOKENS = 24
+HUNG_UP, LONG = 12, 300
+"""Streams whose clients go while others are answered, and how long they would have been."""
 
 
 @pytest.mark.parametrize(
@@ -54,8 +57,15 @@ def test_pp_with_mtp_emits_what_a_tp_only_server_would(
     candidate = file_of(tmp_path, lab, **where)
     with launched(candidate) as server:
         assert "chat:" in server.said
-        answers = server.greedy(texts[:SCORED_PROMPTS], TOKENS)
+        with ThreadPoolExecutor(1) as pool:
+            gone = pool.submit(server.hang_up, texts[:HUNG_UP], after=3, tokens=LONG)
+            answers = server.greedy(texts[:SCORED_PROMPTS], TOKENS)
+            assert gone.result() == [3] * HUNG_UP
         drafts, accepted = server.accepted()
+        assert_idle(server)
+        generated = server.metric("vllm:generation_tokens_total")
+        scored = sum(len(answer.tokens) for answer in answers)
+        assert generated < scored + HUNG_UP * LONG / 2, "streams went on without their clients"
     assert len(answers) == SCORED_PROMPTS
     assert all(answer.tokens for answer in answers)
     assert len(accepted) == 3
@@ -96,6 +106,14 @@ def test_three_stages_follow_the_file_and_not_the_order_of_joining(
     held = [(attested[h]["hostname"], attested[h]["rank"], attested[h]["layers"]) for h in hosts]
     assert held == [("n2", 0, [0, 1, 2]), ("n3", 1, [3, 4]), ("n1", 2, [5])]
     assert [bool(attested[host]["drafter"]) for host in hosts] == [False, False, True]
+
+
+def assert_idle(server: Server) -> None:
+    """Nothing runs or waits, within seconds of the last client's going."""
+    deadline = time.monotonic() + 20
+    while server.metric("vllm:num_requests_running") or server.metric("vllm:num_requests_waiting"):
+        assert time.monotonic() < deadline, server.metrics()
+        time.sleep(0.2)
 
 
 class JoinsLast:
