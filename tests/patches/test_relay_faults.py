@@ -102,6 +102,9 @@ def test_a_drafter_without_its_embedding_is_seen_by_what_is_accepted(
     faulty = engines.generate(Arm("pp2-k3-embedding_off", 2, 3, fault="embedding_off"))
     assert sound["accepted"] > 0.3 * sound["drafts"]
     assert faulty["accepted"] < 0.5 * sound["accepted"]
+    # All ranks agree on drafts that are only bad: no invariant is about them.
+    assert faulty["invariants"]["checks"][DRAFT_IDS] > 0
+    assert violated(faulty["invariants"]) == set()
     # Drafts are only proposals: the text is the same.
     texts = [[answer["text"] for answer in run["scenarios"]["ends"]] for run in (sound, faulty)]
     assert texts[0] == texts[1]
