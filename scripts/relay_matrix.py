@@ -25,9 +25,10 @@ Workers warm up as on GPUs before anything else (`mtppp_cpu/worker.py`).
 With --faults each candidate also runs with each of these faults of tests/faults, and must be found
 wrong.
 
-The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise. Runs on two
-CPU cores and 8 GB of memory for about 25 minutes. Exit status: 0 if all candidates are right and
-all faults are found, 1 otherwise.
+The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise; of records
+made before the scenario one_left was, it and prefix_hits are in RELEASE-MODEL-one-left.json. Runs
+on two CPU cores and 8 GB of memory for about 25 minutes. Exit status: 0 if all candidates are right
+and all faults are found, 1 otherwise.
 """
 
 from __future__ import annotations
