@@ -38,7 +38,7 @@ from mtppp_patches.support import (  # noqa: E402
     support,
 )
 from relay_matrix import SCENARIOS  # noqa: E402
-from support_release import not_run  # noqa: E402
+from support_release import circumstances  # noqa: E402
 
 EXAMPLE = "cluster_configs/glm-5.2-fp8-2x8-h100.yaml"
 
@@ -219,11 +219,11 @@ def _shown(record: dict[str, Any]) -> Iterator[str]:
             name for name, arm in record["arms"].items() if arm["right"] and arm["pipeline"] > 1
         ]
         yield f"engine: {record['model_type']} in {record['dtype']}, right: {', '.join(arms)}"
-        if (ran := record.get("scenarios")) and len(ran) < len(SCENARIOS):
-            yield f"of the scenarios {', '.join(ran)} alone"
-        if variables := record.get("variables"):
-            yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
-        yield from not_run(record)
+        ran = record.get("scenarios", [name for name in SCENARIOS if name != "one_left"])
+        if lacking := [name for name in SCENARIOS if name not in ran]:
+            few = len(ran) < len(lacking)
+            yield f"{', '.join(ran)} alone" if few else f"without {', '.join(lacking)}"
+        yield from circumstances(record)
     if record.get("release") != (base := record.get("compiled_parts", record.get("release"))):
         yield f"on the compiled parts of {base}: this release has no build for CPUs"
     if releases := record.get("releases"):

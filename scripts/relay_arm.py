@@ -298,7 +298,7 @@ def main() -> None:
         result = {
             "scenarios": scenarios,
             "preemptions": preemptions,
-            # vLLM's own counter loses, up to 0.27.1, those of steps without output.
+            # vLLM's own counter loses some on 0.26.0 and 0.27.1, of steps without output.
             "prefix_hits": sum(
                 answer["cached"] for answers in scenarios.values() for answer in answers
             ),

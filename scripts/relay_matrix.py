@@ -17,7 +17,7 @@ token. A candidate is right if
   through the same steps as in the reference: as many tokens accepted in each, and the same end;
 - what was constrained by a grammar obeys it, and is what the reference yields;
 - sampled tokens agree with the scoring engine's probabilities; how many requests drew the
-  reference's tokens is on record;
+  reference's tokens is in the result;
 - the invariants, watched on every step, held, and those that this layout has were checked.
 
 Workers warm up as on GPUs before anything else (`mtppp_cpu/worker.py`).
@@ -25,8 +25,8 @@ Workers warm up as on GPUs before anything else (`mtppp_cpu/worker.py`).
 With --faults each candidate also runs with each of these faults of tests/faults, and must be found
 wrong.
 
-The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise; of records
-made before the scenario one_left was, it and prefix_hits are in RELEASE-MODEL-one-left.json. Runs
+The result goes to patches/evidence/RELEASE-MODEL.json unless --output says otherwise; of some
+records that are older than the scenario one_left, it is in RELEASE-MODEL-one-left.json. Runs
 on two CPU cores and 8 GB of memory for about 25 minutes. Exit status: 0 if all candidates are right
 and all faults are found, 1 otherwise.
 """

@@ -186,17 +186,17 @@ def _remarks(release: str, model_type: str, engine: Mapping[str, Any]) -> Iterat
         yield f"{release} has no build for CPUs: its own Python ran on {compiled}'s compiled parts"
     if engine["dtype"] != PRECISION:
         yield f"in {engine['dtype']}"
-    if variables := engine.get("variables"):
-        yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
-    yield from not_run(engine)
+    yield from circumstances(engine)
 
 
-def not_run(record: Mapping[str, Any]) -> Iterator[str]:
-    """What engines of a record were not put through, in words, by reason.
+def circumstances(record: Mapping[str, Any]) -> Iterator[str]:
+    """With what variables engines of a record ran, and what they were not put through, by reason.
 
     Args:
         record: of `scripts/relay_matrix.py`, in patches/evidence.
     """
+    if variables := record.get("variables"):
+        yield f"with {', '.join(f'{name}={value}' for name, value in variables.items())}"
     left_out: Mapping[str, str] = record.get("left_out", {})
     for why in dict.fromkeys(left_out.values()):
         scenarios = [name.replace("_", " ") for name in left_out if left_out[name] == why]

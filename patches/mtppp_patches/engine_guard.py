@@ -10,7 +10,8 @@ asynchronous scheduling off, to a scheduler class named on the command line, to 
 points that the V2 runner does not support. What counts is therefore looked at where it is final: in
 EngineCore when it makes its executor, before any worker starts, and in each worker once it has its
 runner. (EngineCore itself loads plugins while it is being made: where it has a fresh process, as
-under `vllm serve`, a replacement of its constructor comes too late.)
+under `vllm serve`, a replacement of its constructor comes too late.) Of what vLLM refuses by itself
+when its configuration is made, the package is named that brought it along.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ from typing import Any
 
 from mtppp_patches.engine_spec import EngineSpec, Speculative
 from mtppp_patches.patch import Patch, PatchError, Target
-from mtppp_patches.releases import RELEASES
+from mtppp_patches.releases import RELEASES, releases
 
 Function = Callable[..., Any]
 
 _V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+# 0.32.0's V2 runner has a place for processors of logits, and no word of them to complete.
+_NAMES_PROCESSORS = releases("0.23.0", "0.30.0")
 # Codes of refusals of what is wrong on every release, or starts and is not known to be right.
 _WRONG = frozenset(
     {
-        *("drafter_embedding", "speculative_method", "other_classes"),
-        *("expert_data_parallel", "eplb_pipeline", "eplb_mtp"),
+        "drafter_embedding",
+        "speculative_method",
+        "other_classes",
+        "expert_data_parallel",
+        "eplb_pipeline",
+        "eplb_mtp",
     }
 )
 
@@ -175,7 +182,8 @@ def why_not_v2(vllm_config: Any) -> str:
 
 def unsupported_by_v2(vllm_config: Any) -> list[str]:
     """Features asked for that this release's V2 runner lacks, as vLLM itself finds them."""
-    return _with_entry_points(vllm_config._get_v2_model_runner_unsupported_features())
+    features: list[str] = vllm_config._get_v2_model_runner_unsupported_features()
+    return features
 
 
 def _with_entry_points(features: Iterable[str]) -> list[str]:
@@ -217,6 +225,12 @@ PATCH = Patch(
             "vllm.config.vllm",
             "VllmConfig._get_v2_model_runner_unsupported_features",
             _name_entry_points,
+            releases=_NAMES_PROCESSORS,
+        ),
+        Target(
+            "vllm.config.vllm",
+            "VllmConfig._get_v2_model_runner_unsupported_features",
+            releases=releases("0.31.0", RELEASES[-1]),
         ),
         Target(
             "vllm.v1.worker.worker_base",

@@ -43,7 +43,7 @@ DECODE = "decode"
 IN_PLACE = "in place"
 IN_PLACE_MEANS = (
     "it was on every rank of engines whose tokens were right; what it refuses, counts or tells was "
-    "not shown there, but by tests, on 0.29.0 and 0.32.0 at most"
+    "not shown there, but by tests on one or two releases"
 )
 """How tables call what was shown of a patch of which no more was."""
 
@@ -55,9 +55,12 @@ _SPARSE = frozenset({"glm_moe_dsa", "deepseek_v32", "dots3_note"})
 # config.json, and in its text part.
 _WITHOUT_EMBEDDING = frozenset(
     {
-        *("glm4_moe_lite", "pangu_ultra_moe"),
-        *("kimi_k3", "kimi_linear"),
-        *("inkling_mm_model", "inkling_model"),
+        "glm4_moe_lite",
+        "pangu_ultra_moe",
+        "kimi_k3",
+        "kimi_linear",
+        "inkling_mm_model",
+        "inkling_model",
     }
 )
 

@@ -152,8 +152,8 @@ class Server:
             return list(pool.map(one, prompts))
 
     def hang_up(self, prompts: Sequence[str], *, after: int, tokens: int) -> list[int]:
-        """Ask for streams of `tokens` and close each connection once `after` have come; how many
-        came."""
+        """Ask for streams of `tokens` and close each connection after `after` events, of a step's
+        tokens each; how many events came."""
         asked = {"model": self.model, "max_tokens": tokens, "ignore_eos": True, "stream": True}
 
         def one(prompt: str) -> int:
@@ -165,8 +165,10 @@ class Server:
                 timeout=300,
             ) as answer:
                 assert answer.status_code == 200
-                came = (line for line in answer.iter_lines() if line.startswith("data: {"))
-                return len([*itertools.islice(came, after)])
+                events = (line for line in answer.iter_lines() if line.startswith("data: {"))
+                came = [*itertools.islice(events, after)]
+                assert not any('"error"' in event for event in came), came
+                return len(came)
 
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(one, prompts))
@@ -189,19 +191,19 @@ class Server:
         drafts, accepted = 0, {}
         for name, value in self.metrics().items():
             if name.startswith("vllm:spec_decode_num_drafts_total"):
-                drafts = value
+                drafts = int(value)
             if name.startswith("vllm:spec_decode_num_accepted_tokens_per_pos_total"):
                 position = int(name.partition('position="')[2].partition('"')[0])
-                accepted[position] = value
+                accepted[position] = int(value)
         return drafts, [accepted[position] for position in sorted(accepted)]
 
-    def metrics(self) -> dict[str, int]:
-        """Counters and gauges, by name and labels."""
+    def metrics(self) -> dict[str, float]:
+        """Counters and gauges of vLLM and of mtppp, by name and labels."""
         lines = httpx.get(self.url + "/metrics", timeout=60).text.splitlines()
-        pairs = (line.rpartition(" ") for line in lines if line.startswith("vllm:"))
-        return {name: int(float(value)) for name, _, value in pairs if value != "NaN"}
+        pairs = (line.rpartition(" ") for line in lines if line.startswith(("vllm:", "mtppp_")))
+        return {name: float(value) for name, _, value in pairs}
 
-    def metric(self, name: str) -> int:
+    def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
         return sum(v for key, v in self.metrics().items() if key.partition("{")[0] == name)
 

@@ -103,8 +103,8 @@ def rules(root: Path) -> Iterator[tuple[str, str, Skips]]:
         [shared_of_hy] = defined(root / path, "compute_skip_topk_layers")
         yield path, "hy_v4", lambda config, layer: layer in shared_of_hy(config)
     path = "models/minimax_m3/amd/model.py"
-    # Of 0.24.0 this model shares no indices.
-    if (root / path).exists() and "_should_skip_index_topk" in (root / path).read_text("utf-8"):
+    # In 0.24.0 the layers of this model do not share.
+    if (root / path).exists() and "index_topk_freq" in (root / path).read_text(encoding="utf-8"):
         names = ("_sparse_attention_layer_ids", "_sparse_attention_layer_ordinals")
         *_, skips_of_minimax = defined(root / path, *names, "_should_skip_index_topk")
         yield path, "minimax_m3_text", skips_of_minimax

@@ -144,7 +144,8 @@ def test_a_sound_deployment_counts_checks_and_no_violation(
 def test_a_rank_that_runs_other_steps_shows_in_the_servers_metrics(
     mtppp: Callable[..., Any], cluster: Callable[..., Path]
 ) -> None:
-    """That a violation ends an engine where the file says so, `test_relay_faults.py` shows."""
+    """That one ends an engine which is told so, `test_relay_faults.py` shows, and that an engine is
+    told what the file says, `test_plan_build.py`."""
     sound = yaml.safe_load(cluster().read_text())
     # The last stage keeps the slots of requests whose end it does not hear: as many as there will
     # be, with those of the launch.

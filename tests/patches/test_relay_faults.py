@@ -45,12 +45,13 @@ class AsServed(Laboratory):
         return inherited | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
-@pytest.fixture(autouse=True)
-def _shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def shorter_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     # Stages that wait for each other do so for 300 s if nothing else is said.
     monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "60")
 
 
+@pytest.mark.usefixtures("shorter_waits")
 def test_the_refusal_lifted_and_nothing_else_is_stopped_by_the_drafts_that_a_stage_lacks(
     vllm_python: Python,
 ) -> None:
@@ -69,14 +70,14 @@ def test_the_refusal_lifted_and_nothing_else_is_stopped_by_the_drafts_that_a_sta
     with pytest.raises(ArmFailed) as ended:
         engines.generate(Arm("pp2-k3-gate_only", 2, 3, fault="gate_only"))
     failure = ended.value
-    assert failure.attested["attest"] == [0, 1], "both ranks were up"
+    assert failure.attested["attest"] == [0, 1], failure.log[-4000:]
     assert set(re.findall(r"invariant (\w+) does not hold in step \d+", failure.log)) == {DRAFT_IDS}
-    assert f"{DRAFT_IDS} does not hold" in failure.log
     assert "The ranks do not compute one model; stopping" in failure.log
     assert "EngineDeadError" in failure.log
     assert violated(failure.invariants) == {DRAFT_IDS}
 
 
+@pytest.mark.usefixtures("shorter_waits")
 def test_a_receive_skipped_on_one_side_ends_the_engine_before_it_serves(
     vllm_python: Python,
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_receive_skipped_on_one_side_ends_the_engine_before_it_serves(
     with pytest.raises(ArmFailed) as ended:
         engines.generate(Arm("pp2-k3-receive_skipped", 2, 3, fault="receive_skipped"))
     failure = ended.value
-    assert failure.attested["attest"] == [0, 1], "both ranks were up"
+    assert failure.attested["attest"] == [0, 1], failure.log[-4000:]
     assert "compile_or_warm_up_model" in failure.log
     assert "Received data size doesn't match expected size" in failure.log
     assert violated(failure.invariants) == set()

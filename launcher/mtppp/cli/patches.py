@@ -142,16 +142,19 @@ def _verdicts(releases: list[str], family: str | None) -> Iterator[dict[str, Any
             }
 
 
+def _labels(patch: Mapping[str, Any]) -> dict[str, str]:
+    """Release -> how far the patch was shown there."""
+    return {release: support().shown(patch["name"], release).label for release in patch["releases"]}
+
+
 def _lines(report: dict[str, Any], asked: list[str]) -> Iterator[str]:
     for patch in report["patches"]:
         yield f"{patch['name']}  ({span(patch['releases'])})"
         yield from _below(patch["why"])
         yield from _below(patch["fate"])
-        labels = {
-            release: support().shown(patch["name"], release).label for release in patch["releases"]
-        }
-        yield from _below(f"evidence: {in_spans(labels)}")
-    yield from _folded(f"{IN_PLACE}: {IN_PLACE_MEANS}")
+        yield from _below(f"evidence: {in_spans(_labels(patch))}")
+    if any(IN_PLACE in _labels(patch).values() for patch in report["patches"]):
+        yield from _folded(f"{IN_PLACE}: {IN_PLACE_MEANS}")
     yield ""
     for row in report["releases"]:
         verdict = "allowed" if row["allowed"] else "refused"

@@ -13,6 +13,7 @@ import pytest
 # does cleaning up after the first. With "fail" the second fails by itself. With "early" nothing was
 # started before it, with "makes" nothing but a managed environment is being made.
 SCRIPT = """
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from mtppp.phases.deployment import Deployment
 from mtppp.phases.phase import Starts, WithoutTrace, on_each, look_at_each, run_phases
 
 mode = sys.argv[1]
+# What started the tests may have had it ignored, as nohup has.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 def say(text):
     print(text, flush=True)
