@@ -228,7 +228,7 @@ OLDER = {
     *((release, "demo-glm-moe-dsa") for release in ("0.29.0", "0.32.0")),
 }
 """Matrices that are older than this scenario."""
-ONE_LEFT = ("0.26.0", "0.27.1", "0.29.0", "0.30.0", "0.32.0")
+ONE_LEFT = ("0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.29.0", "0.30.0", "0.32.0")
 """Releases with a record of its own for it."""
 COUNTER_LOSES = ("0.26.0", "0.27.1")
 """vLLM's own counter of cached tokens, which older matrices have, does over three stages."""
@@ -265,6 +265,18 @@ def test_first_steps_with_placeholders_and_cached_prefixes_were_right(release: s
         if arm.name in ("pp2-k3", "pp3-k3"):
             for ran in (arm, reference_of(arm)):
                 assert_arm_was_right(release, ran, record["arms"][ran.name], {"prefix_hits", LATER})
+
+
+def test_the_one_scenario_of_the_release_that_has_no_row_was_right() -> None:
+    record = json.loads((EVIDENCE / "0.23.0-demo-glm4-moe-ends.json").read_text())
+    assert (record["release"], record["model_type"], record["right"]) == (
+        "0.23.0",
+        "glm4_moe",
+        True,
+    )
+    arm = next(arm for arm in CANDIDATES if arm.name == "pp2-k3")
+    for ran in (arm, reference_of(arm)):
+        assert_arm_was_right("0.23.0", ran, record["arms"][ran.name], {"ends"})
 
 
 def test_a_matrix_that_lacks_a_part_shows_nothing() -> None:
