@@ -54,21 +54,22 @@ class Ray:
         ]  # fmt: skip
         self._run(argv, env)
 
-    def raylets(self) -> list[int]:
-        """Its raylets: one, or none yet."""
-        found = []
-        for file in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                program, *arguments = file.read_bytes().split(b"\0")
-                ours = str(self._directory).encode() in b"".join(arguments)
-                if program.endswith(b"/raylet") and ours:
-                    found.append(int(file.parts[2]))
-        return found
-
     def raylet(self) -> int:
         """Its raylet, as soon as there is one."""
-        wait_for(lambda: bool(self.raylets()))
-        return self.raylets()[0]
+        found: list[int] = []
+
+        def look() -> bool:
+            for file in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    program, *arguments = file.read_bytes().split(b"\0")
+                    if program.endswith(b"/raylet") and str(self._directory).encode() in b"".join(
+                        arguments
+                    ):
+                        found.append(int(file.parts[2]))
+            return bool(found)
+
+        wait_for(look)
+        return found[0]
 
     def place(self) -> subprocess.Popen[str]:
         argv = [self._python, "-m", "mtppp_patches.placement", "--timeout=300"]
@@ -77,17 +78,21 @@ class Ray:
     def _run(self, argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
         self._started.append(
             subprocess.Popen(
-                argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+                argv,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
             )
         )
         return self._started[-1]
 
     def end(self) -> None:
-        # Asked to end, Ray gives its raylet half a minute to.
-        for raylet in self.raylets():
-            os.kill(raylet, signal.SIGKILL)
         for process in self._started:
-            process.terminate()
+            # Asked to end, Ray takes half a minute.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
 
 

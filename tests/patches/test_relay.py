@@ -45,13 +45,14 @@ def test_the_relay_is_right_and_its_absence_is_found(vllm_python: Callable[[str]
         ("ends", "aborts", "structured"),
         timeout=600,
     )
-    # Most tokens are those under a grammar, which show one fault alone.
-    without_grammar = replace(engines, scenarios=("ends", "aborts"), faults_watched="count")
-    grammar_alone = replace(engines, scenarios=("structured",), faults_watched="count")
+    # Each fault with the scenario that shows it.
+    ends, aborts, structured = (
+        replace(engines, scenarios=(name,), faults_watched="count") for name in engines.scenarios
+    )
     reference, sound = engines.generate(reference_of(SOUND)), engines.generate(SOUND)
-    zeros, lost = (without_grammar.generate(faulty(fault)) for fault in ("relay_off", "rows_lost"))
-    mixed = replace(without_grammar, scenarios=("aborts",)).generate(faulty("slots_mixed"))
-    unconstrained = grammar_alone.generate(faulty("grammar_off"))
+    zeros, lost = (ends.generate(faulty(fault)) for fault in ("relay_off", "rows_lost"))
+    mixed = aborts.generate(faulty("slots_mixed"))
+    unconstrained = structured.generate(faulty("grammar_off"))
     gaps = engines.score([reference, sound, unconstrained, zeros, lost, mixed])
 
     def judged(run: dict[str, Any]) -> dict[str, Any]:
