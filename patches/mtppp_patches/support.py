@@ -128,21 +128,27 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class OtherMethods:
-    """What speculative methods other than MTP do under pipeline parallelism, by reading.
+class _Span:
+    """What is said of releases that follow each other.
 
     Attributes:
         first, last: releases, both included.
     """
 
-    methods: tuple[str, ...]
     first: str
     last: str
-    does: str
 
     @property
     def releases(self) -> tuple[str, ...]:
         return releases(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class OtherMethods(_Span):
+    """What speculative methods other than MTP do under pipeline parallelism, by reading."""
+
+    methods: tuple[str, ...]
+    does: str
 
     def covers(self, method: str, release: str) -> bool:
         """Whether this is about `method` on `release`."""
@@ -172,39 +178,22 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class NotShown:
+class NotShown(_Span):
     """What could not be shown, and why.
 
     Attributes:
-        first, last: releases, both included.
         families: values of model_type; () means all.
     """
 
-    first: str
-    last: str
     families: tuple[str, ...]
     why: str
 
-    @property
-    def releases(self) -> tuple[str, ...]:
-        return releases(self.first, self.last)
-
 
 @dataclass(frozen=True)
-class Limit:
-    """What works otherwise with MTP over stages than without stages.
+class Limit(_Span):
+    """What works otherwise with MTP over stages than without stages."""
 
-    Attributes:
-        first, last: releases, both included.
-    """
-
-    first: str
-    last: str
     what: str
-
-    @property
-    def releases(self) -> tuple[str, ...]:
-        return releases(self.first, self.last)
 
 
 @dataclass(frozen=True)

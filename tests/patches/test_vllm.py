@@ -274,21 +274,27 @@ def with_entry_points(directory: Path, text: str) -> None:
     (info / "entry_points.txt").write_text(text)
 
 
-def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path) -> None:
-    with_entry_points(tmp_path, ENTRY_POINTS)
+def ran(
+    python: Path, code: str, *arguments: str | Path, beside: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Code that did not fail, in a fresh process that has the patches, what lies in `beside`, and
+    these variables alone."""
+    path = [*([beside] if beside else []), ROOT / "patches"]
     done = subprocess.run(
-        [vllm_python("0.32.0"), "-c", GUARD],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
-            "MTPPP_DEPLOYMENT": "test",
-            "MTPPP_DEVICE": "cpu",
-        },
+        [python, "-c", code, *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(map(str, path)), **variables},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_guard_names_what_turns_them_off(vllm_python: Python, tmp_path: Path) -> None:
+    with_entry_points(tmp_path, ENTRY_POINTS)
+    deployed = {"MTPPP_DEPLOYMENT": "test", "MTPPP_DEVICE": "cpu"}
+    done = ran(vllm_python("0.32.0"), GUARD, beside=tmp_path, **deployed)
     messages = json.loads(done.stdout.splitlines()[-1])
     assert messages["async"] is None
     assert messages["v2"] is None
@@ -310,20 +316,8 @@ def test_a_processor_of_logits_that_comes_with_a_package_is_named_by_vllm_and_by
         release, "glm4_moe", device="cpu", pipeline=2, speculative=Speculative("mtp", 3)
     )
     spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
-    done = subprocess.run(
-        [vllm_python(release), "-c", PROCESSORS, MODEL, tmp_path],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
-            "MTPPP_DEPLOYMENT": "test",
-            "MTPPP_DEVICE": "cpu",
-            "MTPPP_ENGINE": spec.to_json(),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    deployed = {"MTPPP_DEPLOYMENT": "test", "MTPPP_DEVICE": "cpu", "MTPPP_ENGINE": spec.to_json()}
+    done = ran(vllm_python(release), PROCESSORS, MODEL, tmp_path, beside=tmp_path, **deployed)
     as_launched, without_variable, without_processor = json.loads(done.stdout.splitlines()[-1])
     named = "custom logits processors (installed entry points vllm.logits_processors: bias)"
     assert as_launched.startswith("vLLM: ")
@@ -343,20 +337,8 @@ def test_only_what_is_needed_is_replaced_and_plugins_that_an_engine_loads_itself
         release, "glm4_moe", device="cpu", tensor=2, pipeline=2, speculative=Speculative("mtp", 3)
     )
     spec = dataclasses.replace(spec, patches=names_needed(PATCHES, spec))
-
-    done = subprocess.run(
-        [vllm_python(release), "-c", ENGINE],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{tmp_path}:{ROOT / 'patches'}",
-            "MTPPP_DEPLOYMENT": "test",
-            "MTPPP_ENGINE": spec.to_json(),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    deployed = {"MTPPP_DEPLOYMENT": "test", "MTPPP_ENGINE": spec.to_json()}
+    done = ran(vllm_python(release), ENGINE, beside=tmp_path, **deployed)
     replaced, first, second = json.loads(done.stdout.splitlines()[-1])
     # Everything else is the original, the same object.
     needed = {
@@ -379,14 +361,7 @@ def test_only_what_is_needed_is_replaced_and_plugins_that_an_engine_loads_itself
 def test_the_engine_refuses_what_it_is_told_beside_its_file(
     vllm_python: Python, release: str
 ) -> None:
-    done = subprocess.run(
-        [vllm_python(release), "-c", SOUND, release, MODEL],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "patches")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(vllm_python(release), SOUND, release, MODEL)
     assert "invariants are not watched" in done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["watched"] == "off"
